@@ -1,0 +1,24 @@
+// fmt's functions, compiled here once for the whole program.
+//
+// Debian has fmt as headers and as a shared library. A binary that is copied to other machines cannot rely on the
+// library, and in header-only mode every source file compiles these functions again, which cost two thirds of the
+// build. The instantiations are those that fmt's own library holds for char.
+#include <fmt/format-inl.h>
+
+FMT_BEGIN_NAMESPACE
+namespace detail {
+
+template auto dragonbox::to_decimal(float x) noexcept -> dragonbox::decimal_fp<float>;
+template auto dragonbox::to_decimal(double x) noexcept -> dragonbox::decimal_fp<double>;
+template std::locale locale_ref::get<std::locale>() const;
+template auto thousands_sep_impl(locale_ref) -> thousands_sep_result<char>;
+template auto decimal_point_impl(locale_ref) -> char;
+template void buffer<char>::append(const char*, const char*);
+#if FMT_VERSION >= 100000
+template void vformat_to(buffer<char>&, string_view, typename vformat_args<>::type, locale_ref);
+#else
+template void vformat_to(buffer<char>&, string_view, basic_format_args<FMT_BUFFER_CONTEXT(char)>, locale_ref);
+#endif
+
+}  // namespace detail
+FMT_END_NAMESPACE

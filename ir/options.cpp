@@ -1,0 +1,94 @@
+#include "ir/options.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <cstdlib>
+
+#include "ir/error.h"
+
+namespace difuse::ir {
+namespace {
+
+[[noreturn]] void malformed(const OptionRow& row, const std::string& value) {
+  throw Error(fmt::format("{}=\"{}\" is malformed", row.variable, value),
+              fmt::format("use {}={}: {}", row.variable, row.grammar, row.meaning), ExitCode::wrong_usage);
+}
+
+const OptionRow& find_row(std::string_view variable) {
+  for (const OptionRow& row : option_table()) {
+    if (row.variable == variable) return row;
+  }
+  throw std::logic_error("an option without a row in the table");
+}
+
+std::vector<std::string> split(const std::string& text) {
+  std::vector<std::string> parts;
+  size_t begin = 0;
+  while (begin <= text.size()) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    parts.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return parts;
+}
+
+}  // namespace
+
+const std::vector<OptionRow>& option_table() {
+  static const std::vector<OptionRow> kRows = {
+      {"DIFUSE_DEBUG", "0|1", "print each pass with its time"},
+      {"DIFUSE_DUMP", "DIR", "write the IR before and after every pass there"},
+      {"DIFUSE_DISABLE", "pass[,pass...]", "skip these passes"},
+      {"DIFUSE_FUEL", "N", "stop rewriting after N rewrites, to bisect a wrong one"},
+      {"DIFUSE_TUNE", "0|1", "whether kernels may be tuned"},
+      {"DIFUSE_CACHE", "DIR", "where compiled kernels are kept"},
+      {"DIFUSE_CUDA_GRAPHS", "0|1", "capture a step as one CUDA graph, or launch kernel by kernel"},
+  };
+  return kRows;
+}
+
+Options Options::parse(const std::function<const char*(const char*)>& lookup) {
+  Options options;
+  auto read = [&](const char* variable, const auto& accept) {
+    const char* value = lookup(variable);
+    if (value != nullptr && !accept(std::string(value))) malformed(find_row(variable), value);
+  };
+  auto flag = [](bool& to) {
+    return [&to](const std::string& v) {
+      to = v == "1";
+      return v == "0" || v == "1";
+    };
+  };
+  auto folder = [](std::string& to) {
+    return [&to](const std::string& v) {
+      to = v;
+      return !v.empty();
+    };
+  };
+  read("DIFUSE_DEBUG", flag(options.debug));
+  read("DIFUSE_DUMP", folder(options.dump));
+  read("DIFUSE_DISABLE", [&](const std::string& v) {
+    options.disable = split(v);
+    for (const std::string& name : options.disable) {
+      if (name.empty()) return false;
+    }
+    return true;
+  });
+  read("DIFUSE_FUEL", [&](const std::string& v) {
+    int64_t fuel = 0;
+    const auto [end, error] = std::from_chars(v.data(), v.data() + v.size(), fuel);
+    options.fuel = fuel;
+    return error == std::errc() && end == v.data() + v.size() && fuel >= 0;
+  });
+  read("DIFUSE_TUNE", flag(options.tune));
+  read("DIFUSE_CACHE", folder(options.cache));
+  read("DIFUSE_CUDA_GRAPHS", flag(options.cuda_graphs));
+  return options;
+}
+
+Options Options::from_environment() {
+  return parse([](const char* name) { return std::getenv(name); });
+}
+
+}  // namespace difuse::ir

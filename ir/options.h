@@ -1,0 +1,35 @@
+// Everything that the environment can say, parsed once. Nothing else in difuse reads the environment.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace difuse::ir {
+
+struct Options {
+  bool debug = false;                ///< DIFUSE_DEBUG=0|1: print each pass with its time.
+  std::string dump;                  ///< DIFUSE_DUMP=DIR: write every pass's before and after IR there.
+  std::vector<std::string> disable;  ///< DIFUSE_DISABLE=pass,pass: passes to skip.
+  std::optional<int64_t> fuel;       ///< DIFUSE_FUEL=N: rewrites allowed in all; for bisecting.
+  bool tune = true;                  ///< DIFUSE_TUNE=0|1: whether kernels may be tuned.
+  std::string cache;                 ///< DIFUSE_CACHE=DIR: where compiled kernels are kept.
+  bool cuda_graphs = true;           ///< DIFUSE_CUDA_GRAPHS=0|1: capture steps, or launch kernel by kernel.
+
+  /// `lookup` gives a variable's value or nullptr. Throws Error (wrong_usage) with the grammar of a
+  /// malformed value.
+  static Options parse(const std::function<const char*(const char*)>& lookup);
+  static Options from_environment();
+};
+
+/// One row of the environment table of the README and `difuse doctor`.
+struct OptionRow {
+  const char* variable;
+  const char* grammar;
+  const char* meaning;
+};
+const std::vector<OptionRow>& option_table();
+
+}  // namespace difuse::ir

@@ -1,0 +1,56 @@
+// Places every value of a graph in one arena.
+//
+// Nodes run in order, one after the other; a value lives from the node that makes it to the last that reads it (outputs
+// to the end). States, inputs, constants and literals keep their place for good. The rest reuse memory as soon as it is
+// free: greedy, largest first, at the lowest offset that no value alive at the same time occupies.
+//
+// Values that need no bytes of their own:
+// - reshape and view lie where their operand lies (view: plus its offset);
+// - an operand of pack is made in its slice of the packed vector, unless it is a leaf, lies inside another value or is
+//   already packed elsewhere: then the pack node copies it (the placements differ);
+// - a result of an elementwise fusion takes the place of an operand of the same size that dies there (in place);
+// - the next value of a state is made in the state's own place when every other reader of the state runs before (or it
+//   is elementwise in it); otherwise it is copied there after the last node (`state_copies`).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ir/graph.h"
+
+namespace difuse::passes {
+
+inline constexpr int64_t kArenaAlignment = 256;  ///< Bytes; every value of its own starts at a multiple.
+
+struct Placement {
+  int64_t offset = -1;  ///< Bytes from the arena's start; -1 when nothing reads the value.
+  int64_t bytes = 0;
+  bool placed() const { return offset >= 0; }
+  bool operator==(const Placement&) const = default;
+};
+
+struct StateCopy {
+  ir::Value from;
+  std::string state;
+};
+
+struct MemoryPlan {
+  int64_t arena_bytes = 0;
+  int64_t state_bytes = 0;                         ///< Of them, states: what a checkpoint holds.
+  int64_t tensor_bytes = 0;                        ///< What all values would take side by side.
+  std::vector<std::vector<Placement>> placements;  ///< [node][result]
+  std::vector<StateCopy> state_copies;
+
+  const Placement& at(ir::Value v) const {
+    return placements[static_cast<size_t>(v.node)][static_cast<size_t>(v.result)];
+  }
+};
+
+struct MemoryOptions {
+  bool reuse = true;  ///< false: every value gets its own bytes, nothing is in place; the tests' yardstick.
+};
+
+MemoryPlan plan_memory(const ir::Graph& graph, const MemoryOptions& options = {});
+
+}  // namespace difuse::passes
