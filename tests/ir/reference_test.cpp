@@ -16,7 +16,6 @@ using ir::DType;
 using ir::Graph;
 using ir::Shape;
 using ir::Tensor;
-using ir::Type;
 
 std::vector<double> iota(int64_t n) {
   std::vector<double> v(static_cast<size_t>(n));

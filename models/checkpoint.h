@@ -1,0 +1,110 @@
+// Checkpoints: one safetensors file with everything that a run is made of.
+//
+// A run's folder holds
+//   checkpoint.safetensors                  the latest state
+//   checkpoints/step_00001000.safetensors   with --keep-last K, the K newest, `checkpoint.safetensors` among them
+// Each is complete in itself: renaming or moving one changes nothing. The numbered files are hard links where the file
+// system has them, so the newest costs no space of its own.
+//
+// Tensors: every state of the training graph. A state that is a flat vector of parameters is stored parameter by
+// parameter, without the gaps between slices: "params/<name>", "adam_m/<name>", "adam_v/<name>", "ema/<name>"; the
+// others under their own names ("step" i32 [], "seed" u32 [2]). "loader.position" u64 [] is the place in the sequence
+// of training images. Metadata: "difuse.format" (the version of all this), and JSON texts "difuse.run", "difuse.model",
+// "difuse.diffusion", "difuse.training".
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ir/graph.h"
+#include "models/diffusion/ddpm.h"
+#include "models/parameters.h"
+#include "models/training_step.h"
+#include "models/unet_config.h"
+#include "runtime/data/loader.h"
+#include "runtime/safetensors.h"
+
+namespace difuse::models {
+
+/// What a run needs beside the model and the mathematics.
+struct RunSettings {
+  std::string model;    ///< The preset's name.
+  uint64_t seed = 0;    ///< Of everything random.
+  bool flip = false;    ///< Mirror images at random.
+  int64_t images = 0;   ///< How many the data has: the order of images depends on it.
+  std::string version;  ///< Of difuse, when the run began.
+
+  template <class Visitor>
+  void visit(Visitor&& v) {
+    v("model", model), v("seed", seed), v("flip", flip), v("images", images), v("version", version);
+  }
+};
+
+/// Everything that decides the numbers of a run.
+struct RunConfig {
+  RunSettings run;
+  UNetConfig unet;
+  DiffusionConfig diffusion;
+  TrainingConfig training;
+};
+
+struct StateValue {
+  ir::Type type;
+  std::vector<std::byte> bytes;
+};
+/// By name, as the graph holds them.
+using StateValues = std::map<std::string, StateValue, std::less<>>;
+
+/// Bytes of a checkpoint of these states, header included (rounded up).
+uint64_t checkpoint_bytes(const ir::Graph& graph, const ParameterLayout& layout);
+
+/// Replaces the file in one step; when that fails, the old one stays.
+void save_checkpoint(const std::filesystem::path& path, const RunConfig& config, const ParameterLayout& layout,
+                     const StateValues& states, runtime::Cursor cursor);
+
+/// Saves `folder`/checkpoint.safetensors and, when `keep_last` > 0, its numbered twin, then removes the oldest numbered
+/// files up to this step beyond `keep_last`.
+void save_run(const std::filesystem::path& folder, const RunConfig& config, const ParameterLayout& layout,
+              const StateValues& states, runtime::Cursor cursor, int64_t step, int64_t keep_last);
+
+/// The file that `path` stands for: itself, or the latest checkpoint in that folder. Error when the folder has none or
+/// there is nothing at `path`; `flag` names where the path came from.
+std::filesystem::path find_checkpoint(const std::filesystem::path& path, std::string_view flag);
+/// Whether the folder holds a checkpoint of an earlier run.
+bool holds_checkpoint(const std::filesystem::path& folder);
+
+/// An open checkpoint. Its header and configuration are checked by the constructor, tensors when they are read.
+class Checkpoint {
+ public:
+  /// Errors: what SafetensorsReader says; a safetensors file that difuse did not write; another format version; a
+  /// configuration that cannot be read.
+  explicit Checkpoint(const std::filesystem::path& path);
+
+  const std::filesystem::path& path() const { return reader_.path(); }
+  const RunConfig& config() const { return config_; }
+  /// Steps finished.
+  int64_t step() const;
+  runtime::Cursor cursor() const;
+  const runtime::SafetensorsReader& file() const { return reader_; }
+
+  /// The values of all states of `graph`. Error naming the tensor that is missing, has another shape or dtype, or
+  /// belongs to no state.
+  StateValues states(const ir::Graph& graph, const ParameterLayout& layout) const;
+  /// The flat vector of one set, "params" or "ema"; the Errors of states(), for that set.
+  std::vector<float> parameters(std::string_view set, const ParameterLayout& layout) const;
+
+ private:
+  std::vector<std::byte> packed(std::string_view set, const ParameterLayout& layout) const;
+  const runtime::TensorInfo& find(const std::string& name, runtime::TensorDType dtype, const ir::Shape& shape) const;
+
+  runtime::SafetensorsReader reader_;
+  RunConfig config_;
+};
+
+}  // namespace difuse::models

@@ -1,0 +1,92 @@
+#include "models/cli/command_line.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "ir/error.h"
+#include "models/cli/commands.h"
+#include "models/cli/nearest.h"
+
+namespace difuse::models {
+namespace {
+
+struct Command {
+  const char* name;
+  const char* summary;
+  Action (*add)(CLI::App& app);
+};
+
+constexpr std::array kCommands = {
+    Command{"train", "Train a diffusion UNet on images", &add_train},
+    Command{"sample", "Draw images from a checkpoint", &add_sample},
+    Command{"inspect", "Describe a model preset, a checkpoint or a data set", &add_inspect},
+    Command{"doctor", "Say what this machine has and what difuse makes of it", &add_doctor},
+};
+
+std::vector<std::string> flag_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  return names;
+}
+
+/// `left` are the arguments that nothing took.
+[[noreturn]] void refuse(const CLI::App& app, const std::string& command, const std::vector<std::string>& left) {
+  for (const std::string& argument : left) {
+    if (argument.size() < 2 || argument[0] != '-') continue;
+    const std::string flag = argument.substr(0, argument.find('='));
+    throw Error(fmt::format("unknown flag '{}' of difuse {}", flag, command), choose_from(flag, flag_names(app)),
+                ExitCode::wrong_usage);
+  }
+  throw Error(fmt::format("unexpected argument '{}' of difuse {}", left.front(), command),
+              fmt::format("every value belongs to a flag; see difuse {} --help", command), ExitCode::wrong_usage);
+}
+
+[[noreturn]] void no_command(const std::vector<std::string>& left) {
+  std::vector<std::string> names;
+  for (const Command& command : kCommands) names.push_back(command.name);
+  const std::string word = left.empty() ? std::string() : left.front();
+  throw Error(left.empty() ? "no command given" : fmt::format("unknown command '{}'", word),
+              choose_from(word, names) + "; difuse --help says what each does", ExitCode::wrong_usage);
+}
+
+}  // namespace
+
+int run_command_line(int argc, const char* const* argv, std::chrono::steady_clock::time_point started) {
+  CLI::App app("difuse: a graph compiler for diffusion UNets", "difuse");
+  app.require_subcommand(0, 1);
+  app.set_version_flag("--version", "difuse " DIFUSE_VERSION);
+  app.set_help_flag("--help", "Print this text");
+  app.footer("difuse <command> --help lists a command's flags. Environment variables: difuse doctor.");
+  app.allow_extras();
+
+  std::vector<std::pair<CLI::App*, Action>> commands;
+  for (const Command& command : kCommands) {
+    CLI::App* sub = app.add_subcommand(command.name, command.summary);
+    sub->set_help_flag("--help", "Print this text");
+    sub->allow_extras();
+    commands.emplace_back(sub, command.add(*sub));
+  }
+
+  std::string parsed = "";
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& help) {
+    return app.exit(help);
+  } catch (const CLI::ParseError& error) {
+    throw Error(error.what(), "difuse --help and difuse <command> --help list what there is", ExitCode::wrong_usage);
+  }
+  for (const auto& [sub, action] : commands) {
+    if (!sub->parsed()) continue;
+    if (const std::vector<std::string> left = sub->remaining(); !left.empty()) refuse(*sub, sub->get_name(), left);
+    if (const std::vector<std::string> left = app.remaining(); !left.empty()) refuse(*sub, sub->get_name(), left);
+    return action({ir::Options::from_environment(), started});
+  }
+  no_command(app.remaining());
+}
+
+}  // namespace difuse::models

@@ -1,0 +1,56 @@
+#include <fmt/format.h>
+
+#include <system_error>
+#include <thread>
+
+#include "codegen/cpu/contractions.h"
+#include "codegen/cpu/isa.h"
+#include "models/cli/commands.h"
+#include "models/cli/probe.h"
+#include "runtime/atomic_file.h"
+
+namespace difuse::models {
+namespace {
+
+void print_row(const char* name, const std::string& text) { fmt::print("{:<14} {}\n", name, text); }
+
+std::string cache_text(const ir::Options& options) {
+  if (options.cache.empty()) return "DIFUSE_CACHE is not set; the CPU backend compiles nothing and needs none";
+  try {
+    runtime::require_writable(std::filesystem::path(options.cache) / "probe", 1);
+  } catch (const Error& error) {
+    return fmt::format("{} (from DIFUSE_CACHE): {}; {}", options.cache, error.what(), error.remedy());
+  }
+  return fmt::format("{} (from DIFUSE_CACHE), writable", options.cache);
+}
+
+int run_doctor(const CommandContext& context) {
+  print_row("difuse", DIFUSE_VERSION);
+  print_row("cpu", cpu_name());
+  print_row("threads", fmt::format("{}", std::thread::hardware_concurrency()));
+  print_row("own loops", std::string(codegen::isa_name(codegen::best_isa())));
+  std::string why_plain;
+  const auto contractions = codegen::make_contractions(&why_plain);
+  print_row("oneDNN", why_plain.empty() ? contractions->description()
+                                        : fmt::format("not found: looked for libdnnl.so.2 ({})", why_plain));
+  print_row("CPU backend", contractions->description() +
+                               (why_plain.empty() ? "" : "; install libdnnl2 (Debian) for several times the speed"));
+  const Finding driver = probe_cuda_driver();
+  print_row("CUDA driver", driver.text);
+  const Finding nvrtc = probe_nvrtc();
+  print_row("NVRTC", nvrtc.text);
+  print_row("devices", "cpu");
+  print_row("kernel cache", cache_text(context.options));
+
+  fmt::print("\nEnvironment variables\n");
+  for (const ir::OptionRow& row : ir::option_table()) {
+    fmt::print("  {:<20} {:<16} {}\n", row.variable, row.grammar, row.meaning);
+  }
+  return 0;
+}
+
+}  // namespace
+
+Action add_doctor(CLI::App&) { return run_doctor; }
+
+}  // namespace difuse::models

@@ -1,0 +1,64 @@
+#include "models/sample.h"
+
+#include <fmt/format.h>
+
+#include <limits>
+#include <memory>
+
+#include "models/cli/commands.h"
+#include "models/cli/flags.h"
+
+namespace difuse::models {
+namespace {
+
+struct SampleFlags {
+  SampleOptions options;
+  std::string checkpoint, out;
+  std::optional<std::string> sampler, weights, device;
+  std::optional<int64_t> count, first_index, threads;
+  std::optional<uint64_t> seed;
+};
+
+int run_sample(SampleFlags& flags, const CommandContext& context) {
+  constexpr const char* kExample = "difuse sample --checkpoint runs/a --n 16 --out a.png";
+  if (flags.checkpoint.empty()) missing_flag("sample", "--checkpoint", kExample);
+  if (flags.out.empty()) missing_flag("sample", "--out", kExample);
+  require_cpu_f32(flags.device, {});
+  SampleOptions& options = flags.options;
+  options.checkpoint = flags.checkpoint;
+  options.out = flags.out;
+  options.count = flags.count.value_or(options.count);
+  options.first_index = flags.first_index.value_or(0);
+  options.seed = flags.seed.value_or(0);
+  if (flags.sampler) options.sampler = parse_sampler_kind(*flags.sampler).value();
+  options.weights = flags.weights.value_or(options.weights);
+  options.threads = resolve_threads(flags.threads);
+  sample(options, context.options);
+  return 0;
+}
+
+}  // namespace
+
+Action add_sample(CLI::App& app) {
+  auto flags = std::make_shared<SampleFlags>();
+  SampleOptions& o = flags->options;
+  constexpr int64_t kMostImages = 1 << 20;
+  add_path(app, "--checkpoint", flags->checkpoint, "A run's folder or a checkpoint file; it says all about the model");
+  add_path(app, "--out", flags->out, "The PNG to write");
+  add_whole(app, "--n", flags->count, {1, kMostImages}, "Images to draw", "16");
+  add_seed(app, "--seed", flags->seed, "Seed; image i depends on the seed and i alone", "0");
+  add_whole(app, "--first-index", flags->first_index, {0, std::numeric_limits<int32_t>::max() - 2 * kMostImages},
+            "Number of the first image", "0");
+  add_choice(app, "--sampler", flags->sampler, {"ddim", "ddpm"}, "Sampler", "ddim");
+  add_whole(app, "--steps", o.steps, {1, 1 << 20}, "Steps of the sampler", "ddim: 50, ddpm: all timesteps");
+  add_real(app, "--eta", o.eta, {0, 1}, "ddim: share of the ancestral noise", "0");
+  add_choice(app, "--weights", flags->weights, {"ema", "raw", "ema_1", "ema_2", "ema_3"},
+             "Averaged weights, or those of the last step", "ema");
+  add_whole(app, "--columns", o.columns, {1, kMostImages}, "Columns of the grid", "nearly square");
+  add_whole(app, "--batch", o.batch, {1, 1 << 16}, "Images at a time; no bit depends on it", "16");
+  add_choice(app, "--device", flags->device, {"cpu", "cuda"}, "Where to compute", "cpu");
+  add_threads(app, flags->threads);
+  return [flags](const CommandContext& context) { return run_sample(*flags, context); };
+}
+
+}  // namespace difuse::models

@@ -1,0 +1,104 @@
+// Configurations as JSON objects: the fields that a struct's `visit` lists, under their own names. Strict both ways, so
+// that a checkpoint never means something else than what was trained.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <array>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "ir/error.h"
+#include "models/diffusion/ddpm.h"
+#include "models/optimizer.h"
+#include "models/unet_config.h"
+
+namespace difuse::models {
+
+template <class Config>
+nlohmann::ordered_json config_to_json(Config config) {
+  nlohmann::ordered_json object = nlohmann::ordered_json::object();
+  config.visit([&object](const char* name, const auto& field) {
+    using Field = std::decay_t<decltype(field)>;
+    if constexpr (std::is_enum_v<Field>) {
+      object[name] = std::string(to_string(field));
+    } else {
+      object[name] = field;
+    }
+  });
+  return object;
+}
+
+namespace json_detail {
+
+inline constexpr std::array kQkvOrders = {ir::QkvOrder::heads_first, ir::QkvOrder::qkv_first};
+inline constexpr std::array kNoiseSchedules = {NoiseSchedule::linear, NoiseSchedule::cosine};
+inline constexpr std::array kRateSchedules = {LearningRateSchedule::constant, LearningRateSchedule::cosine};
+inline constexpr const auto& choices(ir::QkvOrder) { return kQkvOrders; }
+inline constexpr const auto& choices(NoiseSchedule) { return kNoiseSchedules; }
+inline constexpr const auto& choices(LearningRateSchedule) { return kRateSchedules; }
+
+template <class Field>
+bool read(const nlohmann::json& value, Field& field) {
+  if constexpr (std::is_enum_v<Field>) {
+    for (const Field choice : choices(Field{})) {
+      if (value == std::string(to_string(choice))) {
+        field = choice;
+        return true;
+      }
+    }
+    return false;
+  } else {
+    if constexpr (std::is_same_v<Field, bool>) {
+      if (!value.is_boolean()) return false;
+    } else if constexpr (std::is_integral_v<Field>) {
+      if (!value.is_number_integer()) return false;
+    } else if constexpr (std::is_floating_point_v<Field>) {
+      if (!value.is_number()) return false;
+    } else if constexpr (std::is_same_v<Field, std::string>) {
+      if (!value.is_string()) return false;
+    } else {
+      if (!value.is_array()) return false;
+      field.clear();
+      for (const nlohmann::json& element : value) {
+        field.emplace_back();
+        if (!read(element, field.back())) return false;
+      }
+      return true;
+    }
+    field = value.get<Field>();
+    return true;
+  }
+}
+
+}  // namespace json_detail
+
+/// `where` names the object for messages ("'a.safetensors': its model configuration"). Error for a field that is
+/// missing, unknown or of the wrong kind.
+template <class Config>
+Config config_from_json(const nlohmann::json& object, std::string_view where) {
+  const auto refuse = [&](const std::string& what) {
+    throw Error(fmt::format("{} {}", where, what),
+                "it was written by another version of difuse, or changed afterwards: use the file as it was written");
+  };
+  if (!object.is_object()) refuse("is not a JSON object");
+  Config config;
+  std::set<std::string, std::less<>> known;
+  config.visit([&](const char* name, auto& field) {
+    known.insert(name);
+    const auto found = object.find(name);
+    if (found == object.end()) refuse(fmt::format("has no '{}'", name));
+    if (!json_detail::read(*found, field)) refuse(fmt::format("has the value {} for '{}'", found->dump(), name));
+  });
+  for (const auto& [name, value] : object.items()) {
+    if (!known.contains(name)) refuse(fmt::format("has '{}', which this version does not know", name));
+  }
+  return config;
+}
+
+}  // namespace difuse::models

@@ -1,0 +1,33 @@
+// The folder a run writes into.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <vector>
+
+namespace difuse::models {
+
+/// Makes sure that `path` is a folder that can be written. Folders that had to be made are removed again, as far as
+/// they are empty, unless keep() says that the run has begun.
+class OutputFolder {
+ public:
+  /// Creates the folder and its parents. Error (wrong_usage) naming --out when it cannot be made or written.
+  explicit OutputFolder(std::filesystem::path path);
+  ~OutputFolder();
+  OutputFolder(const OutputFolder&) = delete;
+  OutputFolder& operator=(const OutputFolder&) = delete;
+
+  /// Error with both sizes when the disk has less than `bytes` free for the file `name`.
+  void require_space(const std::filesystem::path& name, uint64_t bytes) const;
+
+  void keep() { created_.clear(); }
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  void remove_created() noexcept;
+
+  std::filesystem::path path_;
+  std::vector<std::filesystem::path> created_;  // Outermost first.
+};
+
+}  // namespace difuse::models

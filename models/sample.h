@@ -1,0 +1,74 @@
+// Drawing images from a trained model.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ir/options.h"
+#include "models/diffusion/samplers.h"
+#include "models/unet_config.h"
+#include "runtime/png.h"
+
+namespace difuse::runtime {
+class Executor;
+}
+
+namespace difuse::models {
+
+/// A compiled sampler. Image i depends on the parameters, the seed and i alone: not on how many are drawn, in what
+/// batches, or by how many threads.
+class Sampler {
+ public:
+  /// Compiles; throws Error (wrong usage) when a configuration does not pass its check.
+  Sampler(const UNetConfig& unet, const DiffusionConfig& diffusion, const SamplerConfig& config,
+          const ir::Options& environment, int threads);
+  ~Sampler();
+
+  /// Called after every step with the steps done and in all; false stops.
+  using Continue = std::function<bool(int64_t done, int64_t of)>;
+
+  /// Draws images first .. first + count - 1 as 8 bits a channel; empty when `go_on` stopped it. The last batch is filled
+  /// up with the images that would follow, so that no other batch size has to be compiled. `parameters` is the flat
+  /// vector of the model's layout.
+  std::vector<runtime::Image> draw(std::span<const float> parameters, uint64_t seed, int64_t first, int64_t count,
+                                   const Continue& go_on = {});
+
+ private:
+  runtime::Image image_of(std::span<const float> pixels) const;
+
+  SamplerConfig config_;
+  int height_, width_, channels_;
+  std::unique_ptr<runtime::Executor> executor_;
+};
+
+/// The two words of a seed, low first, as the graphs take it.
+std::array<uint32_t, 2> seed_words(uint64_t seed);
+
+/// Columns of a grid of `count` images: nearly square, wider than high.
+int grid_columns(int64_t count);
+
+struct SampleOptions {
+  std::filesystem::path checkpoint;     ///< A file, or a run's folder.
+  std::filesystem::path out;            ///< The PNG to write.
+  int64_t count = 16;                   ///< Images.
+  int64_t first_index = 0;              ///< Number of the first image.
+  uint64_t seed = 0;
+  SamplerKind sampler = SamplerKind::ddim;
+  std::optional<int64_t> steps;         ///< 50 for ddim, all timesteps for ddpm.
+  std::optional<double> eta;            ///< Of ddim; 0.
+  std::optional<int64_t> batch;         ///< Images at a time.
+  std::optional<int64_t> columns;       ///< Of the grid.
+  std::string weights = "ema";          ///< "ema", "ema_1", ... or "raw".
+  int threads = 1;
+};
+
+/// Writes a grid of images; its path is the last line of standard output.
+void sample(const SampleOptions& options, const ir::Options& environment);
+
+}  // namespace difuse::models

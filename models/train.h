@@ -1,0 +1,52 @@
+// The training loop: data and a model in; checkpoints, sample grids and metrics in a folder out.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ir/options.h"
+#include "models/diffusion/ddpm.h"
+
+namespace difuse::models {
+
+/// What the command line says. What is not set comes from the checkpoint when resuming, from the defaults otherwise.
+struct TrainOptions {
+  std::filesystem::path data;
+  std::filesystem::path out;
+  /// Go on from this checkpoint file or run folder; empty: from the one in `out`.
+  std::optional<std::filesystem::path> resume;
+
+  // These decide the numbers: one that contradicts the checkpoint is an Error. The defaults are the preset's.
+  std::optional<std::string> model;         ///< The preset.
+  std::optional<int64_t> batch;             ///< Images a step.
+  std::optional<double> lr;                 ///< Learning rate of AdamW.
+  std::optional<int64_t> warmup;            ///< Steps over which the learning rate rises from 0.
+  std::optional<double> weight_decay;       ///< Of AdamW.
+  std::optional<double> clip_norm;          ///< Largest global norm of the gradient; 0: any.
+  std::optional<std::vector<double>> ema;   ///< Decays of the moving averages of the parameters.
+  std::optional<uint64_t> seed;             ///< Of everything random; 0.
+  std::optional<NoiseSchedule> schedule;    ///< Of the noise.
+  std::optional<int64_t> timesteps;         ///< Of the noise schedule.
+  std::optional<bool> flip;                 ///< Mirror images at random; not.
+
+  // These decide when it stops and what it writes.
+  std::optional<int64_t> steps;   ///< Steps in all, those before resuming included.
+  std::optional<double> minutes;  ///< Of wall clock since `started`.
+  int64_t save_every = 500;       ///< Steps; 0: only at the end.
+  int64_t keep_last = 0;          ///< Numbered checkpoints to keep beside the latest.
+  int64_t sample_every = 500;     ///< Steps; 0: never.
+  int64_t log_every = 50;         ///< Steps between lines of the metrics and, without a terminal, of progress.
+  int threads = 1;
+  std::chrono::steady_clock::time_point started;
+};
+
+/// Trains; prints progress to standard output. Returns 0, or 130 / 143 after SIGINT / SIGTERM, in each case with the
+/// state saved. Everything that can be wrong with flags, folder, data and disk is an Error before anything is compiled,
+/// and leaves nothing behind.
+int train(const TrainOptions& options, const ir::Options& environment);
+
+}  // namespace difuse::models

@@ -1,0 +1,105 @@
+#include "models/unet.h"
+
+#include <fmt/format.h>
+
+#include "ir/error.h"
+#include "models/operations.h"
+
+namespace difuse::models {
+namespace {
+
+using ir::DType;
+using ir::Value;
+
+void require_input(const ir::Builder& build, std::string_view name, Value value, const ir::Type& wanted) {
+  if (value.valid() && build.type(value) == wanted) return;
+  throw Error(fmt::format("the UNet's {} must be {}, is {}", name, to_string(wanted),
+                          value.valid() ? to_string(build.type(value)) : "missing"));
+}
+
+void check_inputs(const ir::Builder& build, const UNetConfig& config, const UNetInputs& inputs) {
+  if (!inputs.x.valid() || build.type(inputs.x).rank() != 4) throw Error("the UNet's x must be an image [N, H, W, C]");
+  const int64_t batch = build.shape(inputs.x)[0];
+  require_input(build, "x", inputs.x,
+                {DType::f32, {batch, config.image_height, config.image_width, config.image_channels}});
+  require_input(build, "timesteps", inputs.timesteps, {DType::f32, {batch}});
+  if (config.num_classes > 0) require_input(build, "labels", inputs.labels, {DType::i32, {batch}});
+}
+
+/// silu of the time embedding (plus the class embedding), [N, 4 * model_channels].
+Value embed(ir::Builder& build, Blocks& blocks, ParameterSource& parameters, const UNetConfig& config,
+            const UNetInputs& inputs) {
+  const int64_t width = 4 * config.model_channels;
+  Value emb = timestep_embedding(build, inputs.timesteps, config.model_channels, config.max_period);
+  emb = blocks.linear("time_embed.2", build.silu(blocks.linear("time_embed.0", emb, width)), width);
+  if (config.num_classes > 0) {
+    const Value table = parameters.get("label_emb.weight", {config.num_classes, width}, ParameterInit::normal());
+    emb = build.add(emb, build.gather(table, inputs.labels));
+  }
+  return build.silu(emb);
+}
+
+/// A UNet on a graph of its own, batch 1.
+struct ScratchModel {
+  ir::Graph graph{"unet"};
+  std::vector<ParameterSpec> specs;
+
+  explicit ScratchModel(const UNetConfig& config) {
+    ir::Builder build(graph);
+    ParameterCollector collector(build);
+    const UNetInputs inputs{
+        build.input("x", {DType::f32, {1, config.image_height, config.image_width, config.image_channels}}),
+        build.input("timesteps", {DType::f32, {1}}),
+        build.input("labels", {DType::i32, {1}}),
+        {}};
+    graph.set_output("out", build_unet(build, collector, config, inputs));
+    specs = collector.specs();
+  }
+};
+
+}  // namespace
+
+Value build_unet(ir::Builder& build, ParameterSource& parameters, const UNetConfig& config, const UNetInputs& inputs) {
+  check(config);
+  check_inputs(build, config, inputs);
+  Blocks blocks(build, parameters, config, inputs.dropout);
+  const Value embedding = embed(build, blocks, parameters, config, inputs);
+
+  Value h = blocks.conv("input_blocks.0.0", inputs.x, config.width(0), 3);
+  std::vector<Value> skips{h};
+  for (int64_t level = 0; level < config.levels(); ++level) {
+    for (int64_t i = 0; i < config.num_res_blocks; ++i) {
+      const std::string name = fmt::format("input_blocks.{}", skips.size());
+      h = blocks.residual(name + ".0", Image(h), embedding, config.width(level));
+      if (config.attention_at(level)) h = blocks.attention(name + ".1", h);
+      skips.push_back(h);
+    }
+    if (level + 1 == config.levels()) break;
+    h = blocks.resample_block(fmt::format("input_blocks.{}.0", skips.size()), h, embedding, Resample::down);
+    skips.push_back(h);
+  }
+
+  const int64_t deepest = config.width(config.levels() - 1);
+  h = blocks.residual("middle_block.0", Image(h), embedding, deepest);
+  h = blocks.attention("middle_block.1", h);
+  h = blocks.residual("middle_block.2", Image(h), embedding, deepest);
+
+  for (int64_t level = config.levels() - 1, block = 0; level >= 0; --level) {
+    for (int64_t i = 0; i <= config.num_res_blocks; ++i, ++block) {
+      int64_t part = 0;
+      auto name = [&] { return fmt::format("output_blocks.{}.{}", block, part++); };
+      h = blocks.residual(name(), Image::concat(build, h, skips.back()), embedding, config.width(level));
+      skips.pop_back();
+      if (config.attention_at(level)) h = blocks.attention(name(), h);
+      if (level > 0 && i == config.num_res_blocks) h = blocks.resample_block(name(), h, embedding, Resample::up);
+    }
+  }
+  h = build.silu(blocks.group_norm("out.0", Image(h)));
+  return blocks.conv("out.2", h, config.out_channels(), 3, 1, true);
+}
+
+ParameterLayout parameter_layout(const UNetConfig& config) { return ParameterLayout(ScratchModel(config).specs); }
+
+int64_t forward_flops(const UNetConfig& config) { return contraction_operations(ScratchModel(config).graph); }
+
+}  // namespace difuse::models

@@ -1,0 +1,28 @@
+// The UNet of guided-diffusion: its topology, parameter names and arithmetic.
+#pragma once
+
+#include <optional>
+
+#include "models/blocks.h"
+#include "models/parameters.h"
+#include "models/unet_config.h"
+
+namespace difuse::models {
+
+struct UNetInputs {
+  ir::Value x;                       ///< f32 [N, H, W, image_channels]
+  ir::Value timesteps;               ///< f32 [N], in steps of the training schedule
+  ir::Value labels;                  ///< i32 [N], where the model has classes
+  std::optional<RandomKey> dropout;  ///< In training.
+};
+
+/// f32 [N, H, W, out_channels]. Throws Error when the configuration does not pass check() or an input does not fit it.
+ir::Value build_unet(ir::Builder& build, ParameterSource& parameters, const UNetConfig& config,
+                     const UNetInputs& inputs);
+
+ParameterLayout parameter_layout(const UNetConfig& config);
+
+/// Floating-point operations of one image's forward (contraction_operations).
+int64_t forward_flops(const UNetConfig& config);
+
+}  // namespace difuse::models

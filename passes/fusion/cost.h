@@ -1,0 +1,15 @@
+// What a fusion may hold, and what recomputing costs. Everything is counted in bytes moved: a value that crosses from
+// one kernel to another is written once and read once by each reader; arithmetic inside a body is free next to that.
+#pragma once
+
+#include <cstdint>
+
+namespace difuse::passes {
+
+/// A body beyond this gains nothing more and only makes kernels that are slow to compile and to read.
+inline constexpr int kMostBodyNodes = 256;
+inline constexpr int kMostOperands = 64;
+/// Arithmetic is free only while it is little: longer chains are saved, not recomputed.
+inline constexpr int kMostRecomputedNodes = 32;
+
+}  // namespace difuse::passes

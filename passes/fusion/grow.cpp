@@ -1,0 +1,147 @@
+#include "passes/fusion/grow.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <set>
+
+#include "ir/op.h"
+#include "passes/fusion/cost.h"
+#include "passes/fusion/emit.h"
+#include "passes/fusion/partition.h"
+#include "passes/fusion/recompute.h"
+#include "passes/fusion/traits.h"
+#include "passes/fusion/units.h"
+#include "passes/rewrite.h"
+
+namespace difuse::passes {
+namespace {
+
+using ir::Graph;
+using ir::Node;
+using ir::Shape;
+using ir::Value;
+
+class Grower {
+ public:
+  Grower(const Graph& graph, FusionReport& report) : graph_(graph), report_(report), partition_(graph) {}
+
+  const Partition& grow_all() {
+    std::vector<bool> grown(static_cast<size_t>(graph_.size()), false);
+    for (const HeroRule& rule : hero_rules()) {
+      for (int id = 0; id < graph_.size(); ++id) {
+        if (!partition_.live(id) || !rule.is_hero(graph_.node(id))) continue;
+        const int unit = partition_.unit_of(id);
+        if (grown[static_cast<size_t>(unit)]) continue;
+        grow(unit);
+        grown[static_cast<size_t>(unit)] = true;
+      }
+    }
+    explain_refusals();
+    return partition_;
+  }
+
+ private:
+  bool joins(int id, const Shape& shape) const {
+    const Node& node = graph_.node(id);
+    if (!partition_.live(id) || !(is_pointwise(node) || is_reduction(node))) return false;
+    return iteration_shape(graph_, node) == shape;
+  }
+
+  /// Nodes over `shape` that share data with the unit: producers, readers, siblings.
+  std::set<int> candidates(int unit, const Shape& shape) const {
+    std::set<int> found;
+    auto consider = [&](int id) {
+      if (partition_.unit_of(id) != unit && joins(id, shape)) found.insert(id);
+    };
+    for (int member : partition_.members(unit)) {
+      for (int user : partition_.users(member)) consider(user);
+      for (Value v : graph_.node(member).operands) {
+        if (is_free(graph_.node(v)) || graph_.type(v).shape != shape) continue;
+        consider(v.node);
+        for (int sibling : partition_.users(v.node)) consider(sibling);
+      }
+    }
+    return found;
+  }
+
+  bool fits(int a, int b) const {
+    std::vector<int> both;
+    std::ranges::merge(partition_.members(a), partition_.members(b), std::back_inserter(both));
+    if (std::ssize(both) > kMostBodyNodes) return false;
+    std::set<Value> operands;
+    for (int id : both) {
+      for (Value v : graph_.node(id).operands) {
+        if (!std::ranges::binary_search(both, v.node)) operands.insert(v);
+      }
+    }
+    return std::ssize(operands) <= kMostOperands;
+  }
+
+  void grow(int unit) {
+    const Shape shape = iteration_shape(graph_, graph_.node(partition_.members(unit)[0]));
+    // A refused candidate may be legal later, once what stood between has joined.
+    for (bool grew = true; grew;) {
+      grew = false;
+      for (int candidate : candidates(unit, shape)) {
+        const int other = partition_.unit_of(candidate);
+        if (other == unit || !fits(unit, other) || partition_.between(unit, other) >= 0) continue;
+        partition_.merge(unit, other);
+        grew = true;
+      }
+    }
+  }
+
+  /// One line for each pair of units that could have merged by shape along an edge, but did not.
+  void explain_refusals() {
+    std::set<std::pair<int, int>> told;
+    for (int id = 0; id < graph_.size(); ++id) {
+      const Node& node = graph_.node(id);
+      if (!partition_.live(id) || !(is_pointwise(node) || is_reduction(node))) continue;
+      const Shape& shape = iteration_shape(graph_, node);
+      for (Value v : node.operands) {
+        const int unit = partition_.unit_of(id), other = partition_.unit_of(v.node);
+        if (unit == other || !joins(v.node, shape) || !told.insert({unit, other}).second) continue;
+        const int between = partition_.between(unit, other);
+        report_.lines.push_back(fmt::format(
+            "refused %{} {} with %{} {}: {}", v.node, ir::to_string(graph_.node(v).op), id, ir::to_string(node.op),
+            between >= 0 ? fmt::format("a path goes round by %{} {}", between, ir::to_string(graph_.node(between).op))
+                         : fmt::format("more than {} ops or {} operands", kMostBodyNodes, kMostOperands)));
+      }
+    }
+  }
+
+  const Graph& graph_;
+  FusionReport& report_;
+  Partition partition_;
+};
+
+/// Which units may become a fusion: each that is more than a plain node spends fuel.
+std::vector<bool> pay(const Graph& graph, const Partition& partition, Fuel& fuel) {
+  std::vector<bool> may_fuse(static_cast<size_t>(graph.size()), false);
+  for (int unit = 0; unit < graph.size(); ++unit) {
+    const std::vector<int>& members = partition.members(unit);
+    if (members.empty() || !partition.live(members[0])) continue;
+    const Node& first = graph.node(members[0]);
+    if (!is_pointwise(first) && !is_reduction(first)) continue;
+    may_fuse[static_cast<size_t>(unit)] = !is_worth_a_fusion(graph, members) || fuel.spend();
+  }
+  return may_fuse;
+}
+
+}  // namespace
+
+PassResult fuse_clusters(const Graph& graph, PassContext& context, FusionReport* report) {
+  FusionReport unread;
+  FusionReport& lines = report ? *report : unread;
+  Grower grower(graph, lines);
+  const Partition& partition = grower.grow_all();
+  Units units(graph, partition, pay(graph, partition, context.fuel));
+  recompute_cheap_values(units, context.fuel, lines);
+  Graph result = emit(units, lines);
+  const bool changed = !same_graph(graph, result);
+  return {std::move(result), changed};
+}
+
+}  // namespace difuse::passes

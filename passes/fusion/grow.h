@@ -1,0 +1,26 @@
+// Fusion: nodes that run over one shape become one kernel.
+//
+// Before: any graph. After: clusters of elementwise ops, and reductions of one tensor, are `fusion` nodes; every value
+// that someone outside reads is a result. One algorithm for all: a cluster grows from a hero (a reduction, otherwise
+// an elementwise op) over the hero's iteration shape. It takes in whoever runs over the same shape and shares data with
+// it: producers of what it reads (its prologue), readers of what it makes (its epilogue), and readers of what it reads
+// (siblings: the operand is then read once). Broadcasts and constants are copied into each body, so an operand that is
+// repeated stays small in memory.
+//
+// Legal: no path leaves a cluster and comes back, so a reduction is never read inside its own body. Contractions, data
+// movement, random draws, views and group_finish stay outside.
+// Dtypes and rounding: no cast is added, removed or moved; each op keeps its operands, so pointwise results keep every
+// bit and a reduction keeps its meaning (its order of summation is the kernel's own).
+// Cost: growing always saves the bytes of a read; what is recomputed instead of saved is in recompute.h.
+// Deterministic: heroes and candidates are tried in node order. Each fusion spends fuel, as does each recomputed value.
+#pragma once
+
+#include "passes/fusion/report.h"
+#include "passes/pass.h"
+
+namespace difuse::passes {
+
+/// `report` may be nullptr.
+PassResult fuse_clusters(const ir::Graph& graph, PassContext& context, FusionReport* report = nullptr);
+
+}  // namespace difuse::passes

@@ -1,0 +1,38 @@
+// The graph with some of its nodes drawn together: which nodes share a unit, and whether two units may become one.
+#pragma once
+
+#include <vector>
+
+#include "ir/graph.h"
+
+namespace difuse::passes {
+
+class Partition {
+ public:
+  /// Every node is a unit of its own.
+  explicit Partition(const ir::Graph& graph);
+
+  int unit_of(int node) const { return unit_of_[static_cast<size_t>(node)]; }
+  /// Node ids, increasing; empty once the unit has been merged into another.
+  const std::vector<int>& members(int unit) const { return members_[static_cast<size_t>(unit)]; }
+  const std::vector<int>& users(int node) const { return users_[static_cast<size_t>(node)]; }
+  bool live(int node) const { return live_[static_cast<size_t>(node)]; }
+
+  /// A node on a path that leaves one of the two units and comes to the other through a third, which would then have
+  /// to run both before and after the merged unit; -1 when there is none and the two may merge.
+  int between(int a, int b) const;
+  /// Draws b into a.
+  void merge(int a, int b);
+
+ private:
+  int on_path(int from, int to) const;
+
+  const std::vector<std::vector<int>> users_;
+  const std::vector<bool> live_;
+  std::vector<int> unit_of_;
+  std::vector<std::vector<int>> members_;
+  mutable std::vector<int> seen_;  // the search that last came to the unit
+  mutable int search_ = 0;
+};
+
+}  // namespace difuse::passes

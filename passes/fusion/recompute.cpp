@@ -1,0 +1,89 @@
+#include "passes/fusion/recompute.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+
+#include "ir/op.h"
+#include "passes/fusion/cost.h"
+#include "passes/fusion/traits.h"
+
+namespace difuse::passes {
+namespace {
+
+using ir::Value;
+
+int64_t bytes_of(const ir::Graph& graph, const std::vector<Value>& values) {
+  int64_t bytes = 0;
+  for (Value v : values) bytes += graph.type(v).bytes();
+  return bytes;
+}
+
+/// Bytes that unit `u` reads more (less when negative) when its body also holds `nodes`; nothing when it may not.
+std::optional<int64_t> extra_reads(const Units& units, int u, const std::vector<int>& nodes) {
+  std::vector<int> both;
+  std::ranges::set_union(units.body(u), nodes, std::back_inserter(both));
+  const std::vector<Value> after = units.externals(both);
+  if (std::ssize(both) > kMostBodyNodes || std::ssize(after) > kMostOperands) return std::nullopt;
+  return bytes_of(units.graph(), after) - bytes_of(units.graph(), units.externals(units.body(u)));
+}
+
+class Recompute {
+ public:
+  Recompute(Units& units, Fuel& fuel, FusionReport& report) : units_(units), fuel_(fuel), report_(report) {}
+
+  /// Whether anything changed.
+  bool consider(int node) {
+    const Value v{node, 0};
+    const ir::Graph& graph = units_.graph();
+    const Readers* readers = units_.readers(v);
+    if (!readers || readers->fusible.empty() || !is_pointwise(graph.node(node))) return false;
+    const std::vector<int> nodes = units_.closure(units_.owner(node), {node});
+    if (std::ssize(nodes) > kMostRecomputedNodes) return false;
+
+    std::vector<int> able, gaining;
+    int64_t saved = graph.type(v).bytes(), saved_by_gaining = 0;  // the write, less what the readers read more
+    for (int u : readers->fusible) {
+      const auto extra = units_.unit(u).shape == graph.type(v).shape ? extra_reads(units_, u, nodes) : std::nullopt;
+      if (!extra) continue;
+      able.push_back(u);
+      saved -= *extra;
+      if (*extra >= 0) continue;
+      gaining.push_back(u);
+      saved_by_gaining -= *extra;
+    }
+    const bool everywhere = !readers->others && able.size() == readers->fusible.size() && saved > 0;
+    if (!everywhere) able = gaining, saved = saved_by_gaining;
+    if (able.empty() || !fuel_.spend()) return false;
+    for (int u : able) {
+      units_.recompute(u, nodes);
+      report_.lines.push_back(fmt::format("recomputed %{} {} ({} ops) in the fusion of %{}", node,
+                                          ir::to_string(graph.node(node).op), nodes.size(), units_.unit(u).owned[0]));
+    }
+    report_.lines.back() += fmt::format(": {} bytes less", saved);
+    units_.find_needed();
+    return true;
+  }
+
+ private:
+  Units& units_;
+  Fuel& fuel_;
+  FusionReport& report_;
+};
+
+}  // namespace
+
+void recompute_cheap_values(Units& units, Fuel& fuel, FusionReport& report) {
+  units.find_needed();
+  Recompute recompute(units, fuel, report);
+  // Every acceptance lowers the bytes moved, so this ends.
+  for (bool changed = true; changed;) {
+    changed = false;
+    for (int node = 0; node < units.graph().size(); ++node) {
+      if (units.owner(node) >= 0 && recompute.consider(node)) changed = true;
+    }
+  }
+}
+
+}  // namespace difuse::passes

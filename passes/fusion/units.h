@@ -1,0 +1,66 @@
+// The units of a partition as they will be emitted: each a future fusion or a single node, with what it computes, what
+// it reads and what others read of it. A body may hold nodes that belong to another unit: those are recomputed.
+#pragma once
+
+#include <set>
+#include <unordered_map>
+#include <vector>
+
+#include "ir/graph.h"
+#include "passes/fusion/partition.h"
+
+namespace difuse::passes {
+
+struct Unit {
+  bool fusible = false;      ///< Elementwise ops and reductions, over `shape`.
+  ir::Shape shape;           ///< The iteration shape.
+  std::vector<int> owned;    ///< Node ids, increasing.
+  std::set<int> recomputed;  ///< Nodes of other units that the body computes again.
+
+  bool holds(int node) const;
+};
+
+/// Who reads a value that is computed in another unit.
+struct Readers {
+  std::vector<int> fusible;  ///< Units that read it element by element.
+  bool others = false;       ///< Anything else: an unfused op, a broadcast, an output.
+};
+
+class Units {
+ public:
+  /// `may_fuse(unit)`: false dissolves the unit into its nodes.
+  Units(const ir::Graph& graph, const Partition& partition, const std::vector<bool>& may_fuse);
+
+  const ir::Graph& graph() const { return graph_; }
+  int size() const { return static_cast<int>(units_.size()); }
+  const Unit& unit(int u) const { return units_[static_cast<size_t>(u)]; }
+  int owner(int node) const { return owner_[static_cast<size_t>(node)]; }
+
+  /// The nodes (increasing) of the unit's body that `roots` need, of those it holds.
+  std::vector<int> closure(int u, const std::vector<int>& roots) const;
+  /// What nodes read that is not among them, through free nodes, in order of first use.
+  std::vector<ir::Value> externals(const std::vector<int>& nodes) const;
+  /// Adds nodes to what the unit computes again.
+  void recompute(int u, const std::vector<int>& nodes);
+
+  /// Which values must exist outside their unit and who reads them. Stale after `recompute` until called again.
+  void find_needed();
+  /// The unit's nodes that are needed, in order; empty: the unit is dead.
+  const std::vector<int>& body(int u) const { return bodies_[static_cast<size_t>(u)]; }
+  bool needed(ir::Value v) const { return readers_.contains(v); }
+  /// nullptr when nobody outside its unit reads the value.
+  const Readers* readers(ir::Value v) const;
+
+ private:
+  void add_unit(Unit unit);
+  void order_units();
+
+  const ir::Graph& graph_;
+  std::vector<Unit> units_;
+  std::vector<int> owner_;
+  std::vector<int> order_;  // units, operands first
+  std::vector<std::vector<int>> bodies_;
+  std::unordered_map<ir::Value, Readers, ir::ValueHash> readers_;
+};
+
+}  // namespace difuse::passes

@@ -1,0 +1,75 @@
+#include "passes/in_place.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include "ir/op.h"
+
+namespace difuse::passes {
+namespace {
+
+using ir::Graph;
+using ir::Node;
+using ir::Shape;
+using ir::Value;
+
+/// The largest shape in the body: what the fused loop runs over.
+Shape iteration_shape(const Graph& body) {
+  Shape largest;
+  for (int id = 0; id < body.size(); ++id) {
+    for (const ir::Type& t : body.node(id).types) {
+      if (ir::element_count(t.shape) > ir::element_count(largest)) largest = t.shape;
+    }
+  }
+  return largest;
+}
+
+bool one_pass(const Graph& body) {
+  for (int id = 0; id < body.size(); ++id) {
+    const Node& node = body.node(id);
+    if (node.op == ir::Op::channel_moments) return false;
+    if (!ir::has_trait(node, ir::Trait(ir::kElementwise | ir::kBroadcast | ir::kLeaf | ir::kReduction))) return false;
+    for (Value v : node.operands) {
+      if (ir::has_trait(body.node(v), ir::kReduction)) return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+InPlace::InPlace(const Graph& graph, int id) : graph_(graph), node_(graph.node(id)) {
+  operands_.assign(node_.operands.size(), false);
+  results_.assign(node_.types.size(), false);
+  if (ir::has_trait(node_, ir::kElementwise)) {
+    operands_.assign(operands_.size(), true);
+    results_.assign(results_.size(), true);
+    return;
+  }
+  if (node_.op != ir::Op::fusion) return;
+  const auto& attrs = node_.as<ir::FusionAttrs>();
+  const bool loops = attrs.hero == ir::Hero::pointwise || attrs.hero == ir::Hero::reduction;
+  if (!loops || !one_pass(*attrs.body)) return;
+  const Graph& body = *attrs.body;
+  const Shape shape = iteration_shape(body);
+  const auto users = body.users();
+  for (int input : body.leaves(ir::Op::input)) {
+    const std::string& name = body.node(input).as<ir::LeafAttrs>().name;
+    size_t operand = 0;
+    std::from_chars(name.data(), name.data() + name.size(), operand);
+    operands_[operand] = body.node(input).types[0].shape == shape &&
+                         std::ranges::none_of(users[static_cast<size_t>(input)],
+                                              [&](int user) { return ir::has_trait(body.node(user), ir::kBroadcast); });
+  }
+  for (size_t r = 0; r < results_.size(); ++r) results_[r] = node_.types[r].shape == shape;
+}
+
+bool InPlace::allows(int operand, int result) const {
+  const auto o = static_cast<size_t>(operand), r = static_cast<size_t>(result);
+  if (!operands_[o] || !results_[r]) return false;
+  const ir::Type& from = graph_.type(node_.operands[o]);
+  const ir::Type& to = node_.types[r];
+  return from.shape == to.shape && ir::size_of(from.dtype) == ir::size_of(to.dtype);
+}
+
+}  // namespace difuse::passes

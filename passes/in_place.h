@@ -1,0 +1,26 @@
+// Which operands of a node its results may overwrite.
+#pragma once
+
+#include <vector>
+
+#include "ir/graph.h"
+
+namespace difuse::passes {
+
+/// What one node allows. A pair (operand, result) is allowed when element i of the operand is read only for what is
+/// written at element i, both have the same shape and the same bytes an element. The node must read an element before
+/// it writes it, in one pass: a fusion with channel_moments (mean first, then deviations) allows nothing, nor does one
+/// whose body reads a reduction again.
+class InPlace {
+ public:
+  InPlace(const ir::Graph& graph, int id);
+
+  bool allows(int operand, int result) const;
+
+ private:
+  const ir::Graph& graph_;
+  const ir::Node& node_;
+  std::vector<bool> operands_, results_;  // may be overwritten; covers the whole iteration shape
+};
+
+}  // namespace difuse::passes
