@@ -11,6 +11,7 @@
 
 #include "ir/error.h"
 #include "models/config_json.h"
+#include "runtime/atomic_file.h"
 
 namespace difuse::models {
 

@@ -91,7 +91,8 @@ runtime::Image Sampler::image_of(std::span<const float> pixels) const {
 std::vector<runtime::Image> Sampler::draw(std::span<const float> parameters, uint64_t seed, int64_t first, int64_t count,
                                           const Continue& go_on) {
   executor_->write_state("params", std::as_bytes(parameters));
-  executor_->write_state("seed", std::as_bytes(std::span(seed_words(seed))));
+  const std::array<uint32_t, 2> words = seed_words(seed);
+  executor_->write_state("seed", std::as_bytes(std::span(words)));
   const auto batch = static_cast<size_t>(config_.batch);
   const size_t image_size = static_cast<size_t>(height_) * static_cast<size_t>(width_) * static_cast<size_t>(channels_);
   std::vector<int32_t> index(batch);

@@ -1,6 +1,7 @@
 // Drawing images from a trained model.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <functional>

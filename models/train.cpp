@@ -26,6 +26,7 @@
 #include "runtime/compile.h"
 #include "runtime/data/idx.h"
 #include "runtime/data/loader.h"
+#include "runtime/atomic_file.h"
 #include "runtime/jsonl.h"
 
 namespace difuse::models {

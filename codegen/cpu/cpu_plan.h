@@ -12,9 +12,11 @@
 
 namespace difuse::codegen {
 
-/// What a kernel call gets: the arena, and one scratch block per thread.
+/// What a kernel call gets: the arena, what the threads of one kernel share while it runs, and one scratch block per
+/// thread.
 struct CpuContext {
   std::byte* arena;
+  std::byte* workspace;                 ///< CpuPlan::workspace_bytes long, 64-byte aligned; nothing lasts in it.
   std::span<std::byte* const> scratch;  ///< One per thread, each CpuPlan::scratch_bytes long, 64-byte aligned.
 };
 
@@ -30,13 +32,12 @@ class CpuKernel {
   int64_t flops = 0;           ///< Multiply and add of its contraction.
 };
 
-class OneDnn;
-
 struct CpuPlan {
   ir::Graph graph;
   passes::MemoryPlan memory;
   std::vector<std::unique_ptr<CpuKernel>> kernels;
-  int64_t scratch_bytes = 0;  ///< Per thread.
+  int64_t scratch_bytes = 0;    ///< Per thread.
+  int64_t workspace_bytes = 0;  ///< For whichever kernel runs.
 };
 
 }  // namespace difuse::codegen

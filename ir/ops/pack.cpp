@@ -44,6 +44,7 @@ OpRules rules_view() {
             return std::vector<Type>{{t[0].dtype, a.shape}};
           },
           [](GradientContext& c) {
+            if (!c.needs(c.operand(0))) return;
             const auto& a = c.node().as<ViewAttrs>();
             const int64_t size = c.build().type(c.operand(0)).elements();
             c.accumulate(c.operand(0), c.build().pack({c.grad(0)}, {a.offset}, size));

@@ -29,6 +29,7 @@ constexpr std::array kCommands = {
 std::vector<std::string> flag_names(const CLI::App& app) {
   std::vector<std::string> names;
   for (const CLI::Option* option : app.get_options()) {
+    if (option == app.get_help_ptr()) continue;
     for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
   }
   return names;
@@ -60,23 +61,26 @@ int run_command_line(int argc, const char* const* argv, std::chrono::steady_cloc
   CLI::App app("difuse: a graph compiler for diffusion UNets", "difuse");
   app.require_subcommand(0, 1);
   app.set_version_flag("--version", "difuse " DIFUSE_VERSION);
-  app.set_help_flag("--help", "Print this text");
+  app.set_help_flag("--help,-h", "Print this text");
   app.footer("difuse <command> --help lists a command's flags. Environment variables: difuse doctor.");
   app.allow_extras();
 
   std::vector<std::pair<CLI::App*, Action>> commands;
   for (const Command& command : kCommands) {
     CLI::App* sub = app.add_subcommand(command.name, command.summary);
-    sub->set_help_flag("--help", "Print this text");
+    sub->set_help_flag("--help,-h", "Print this text");
     sub->allow_extras();
     commands.emplace_back(sub, command.add(*sub));
   }
 
-  std::string parsed = "";
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& help) {
     return app.exit(help);
+  } catch (const CLI::ArgumentMismatch& error) {  // "--lr: 1 required X missing"
+    const std::string text = error.what();
+    throw Error(fmt::format("{} needs a value", text.substr(0, text.find(':'))),
+                "difuse <command> --help says what each flag takes", ExitCode::wrong_usage);
   } catch (const CLI::ParseError& error) {
     throw Error(error.what(), "difuse --help and difuse <command> --help list what there is", ExitCode::wrong_usage);
   }

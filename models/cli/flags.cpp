@@ -40,9 +40,9 @@ std::string grammar(RealRange range) {
   return text;
 }
 
-CLI::Option* finish(CLI::Option* option, const char* type, const std::string& fallback) {
+CLI::Option* finish(CLI::Option* option, const std::string& type, const std::string& fallback) {
   option->type_name(type)->take_last();
-  if (!fallback.empty()) option->default_str(fallback);
+  if (!fallback.empty()) option->description(fmt::format("{} [{}]", option->get_description(), fallback));
   return option;
 }
 
@@ -107,7 +107,13 @@ CLI::Option* add_choice(CLI::App& app, const std::string& flag, std::optional<st
   const std::string type = fmt::format("{}", fmt::join(choices, "|"));
   CLI::Option* option = app.add_option_function<std::string>(
       flag, [=, &to](const std::string& text) { to = parse_choice(flag, text, choices); }, help);
-  return finish(option, type.c_str(), fallback);
+  return finish(option, type, fallback);
+}
+
+CLI::Option* add_text(CLI::App& app, const std::string& flag, std::optional<std::string>& to, const std::string& type,
+                      const std::string& help, const std::string& fallback) {
+  return finish(app.add_option_function<std::string>(flag, [&to](const std::string& text) { to = text; }, help), type,
+                fallback);
 }
 
 CLI::Option* add_path(CLI::App& app, const std::string& flag, std::string& to, const std::string& help) {

@@ -26,7 +26,8 @@ namespace fs = std::filesystem;
 template <class Config>
 void print_config(const char* title, const Config& config) {
   fmt::print("\n{}\n", title);
-  for (const auto& [name, value] : config_to_json(config).items()) {
+  const nlohmann::ordered_json fields = config_to_json(config);
+  for (const auto& [name, value] : fields.items()) {
     fmt::print("  {:<22} {}\n", name, value.is_string() ? value.template get<std::string>() : value.dump());
   }
 }

@@ -52,8 +52,7 @@ Action add_sample(CLI::App& app) {
   add_choice(app, "--sampler", flags->sampler, {"ddim", "ddpm"}, "Sampler", "ddim");
   add_whole(app, "--steps", o.steps, {1, 1 << 20}, "Steps of the sampler", "ddim: 50, ddpm: all timesteps");
   add_real(app, "--eta", o.eta, {0, 1}, "ddim: share of the ancestral noise", "0");
-  add_choice(app, "--weights", flags->weights, {"ema", "raw", "ema_1", "ema_2", "ema_3"},
-             "Averaged weights, or those of the last step", "ema");
+  add_text(app, "--weights", flags->weights, "ema|raw|ema_1...", "Averaged weights, or those of the last step", "ema");
   add_whole(app, "--columns", o.columns, {1, kMostImages}, "Columns of the grid", "nearly square");
   add_whole(app, "--batch", o.batch, {1, 1 << 16}, "Images at a time; no bit depends on it", "16");
   add_choice(app, "--device", flags->device, {"cpu", "cuda"}, "Where to compute", "cpu");

@@ -20,7 +20,7 @@ constexpr WholeRange kMaybe{0, int64_t{1} << 31};
 std::vector<double> parse_decays(const std::string& text) {
   std::vector<double> decays;
   for (const std::string& part : CLI::detail::split(text, ',')) {
-    decays.push_back(parse_real("--ema", part, {0, 1, false, true}));
+    decays.push_back(parse_real("--ema", part, {.least = 0, .most = 1, .open_above = true}));
   }
   return decays;
 }
@@ -28,7 +28,7 @@ std::vector<double> parse_decays(const std::string& text) {
 struct TrainFlags {
   TrainOptions options;
   std::string data, out, resume;
-  std::optional<std::string> device, dtype, schedule;
+  std::optional<std::string> device, dtype, schedule, ema;
   std::optional<int64_t> save_every, keep_last, sample_every, log_every, threads;
   CLI::Option* resume_flag = nullptr;
   CLI::Option* flip_flag = nullptr;
@@ -51,6 +51,7 @@ int run_train(TrainFlags& flags, const CommandContext& context) {
   options.sample_every = flags.sample_every.value_or(options.sample_every);
   options.log_every = flags.log_every.value_or(options.log_every);
   if (flags.schedule) options.schedule = parse_noise_schedule(*flags.schedule);
+  if (flags.ema) options.ema = parse_decays(*flags.ema);
   options.threads = resolve_threads(flags.threads);
   options.started = context.started;
   require_cpu_f32(flags.device, flags.dtype);
@@ -67,7 +68,7 @@ Action add_train(CLI::App& app) {
   add_path(app, "--out", flags->out, "Folder of the run: checkpoint, samples, metrics");
   add_choice(app, "--model", o.model, preset_names(), "Preset; difuse inspect NAME describes it");
   add_whole(app, "--steps", o.steps, kCount, "Stop after so many steps in all; resumed ones count");
-  add_real(app, "--minutes", o.minutes, {0, 1e7, true}, "Stop after so much time since the start and save");
+  add_real(app, "--minutes", o.minutes, {.least = 0, .most = 1e7, .open = true}, "Stop after so much time since the start and save");
   flags->resume_flag = app.add_option_function<std::string>(
                               "--resume", [flags](const std::string& path) { flags->resume = path; },
                               "Go on from a checkpoint or run folder; without a value, from --out")
@@ -76,20 +77,15 @@ Action add_train(CLI::App& app) {
                            ->take_last();
 
   add_whole(app, "--batch", o.batch, {1, 1 << 20}, "Images a step", kPreset);
-  add_real(app, "--lr", o.lr, {0, 1e3, true}, "Learning rate of AdamW", kPreset);
+  add_real(app, "--lr", o.lr, {.least = 0, .open = true}, "Learning rate of AdamW", kPreset);
   add_whole(app, "--warmup", o.warmup, kMaybe, "Steps over which the learning rate rises from 0", kPreset);
   add_real(app, "--weight-decay", o.weight_decay, {0, 1e3}, "Weight decay of AdamW", kPreset);
   add_real(app, "--clip-norm", o.clip_norm, {0}, "Largest global norm of the gradient; 0: no limit", kPreset);
-  app.add_option_function<std::string>(
-         "--ema", [&o](const std::string& text) { o.ema = parse_decays(text); },
-         "Decay of the moving average of the weights; several: 0.99,0.999")
-      ->type_name("X[,X...]")
-      ->default_str(kPreset)
-      ->take_last();
+  add_text(app, "--ema", flags->ema, "X[,X...]", "Decay of the moving average of the weights", kPreset);
   add_choice(app, "--schedule", flags->schedule, {"linear", "cosine"}, "Noise schedule", kPreset);
   add_whole(app, "--timesteps", o.timesteps, {2, 1 << 20}, "Timesteps of the noise schedule", kPreset);
   add_seed(app, "--seed", o.seed, "Seed of everything random", "0");
-  flags->flip_flag = app.add_flag("--flip", "Mirror images left to right at random");
+  flags->flip_flag = app.add_flag("--flip")->description("Mirror images left to right at random");
 
   add_whole(app, "--save-every", flags->save_every, kMaybe, "Steps between checkpoints; 0: only at the end", "500");
   add_whole(app, "--keep-last", flags->keep_last, {0, 1 << 20}, "Numbered checkpoints to keep beside the latest", "0");

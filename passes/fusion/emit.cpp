@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 
+#include "ir/error.h"
 #include "ir/op.h"
 #include "passes/fusion/traits.h"
 
@@ -73,6 +74,9 @@ class Emitter {
         emit_node(units_.body(u)[0]);
       }
       finish(u);
+    }
+    for (const auto& [u, units] : waiting_) {
+      if (units > 0) throw Error(fmt::format("fusing made %{} wait for itself", units_.unit(u).owned[0]));
     }
     for (const ir::NamedValue& n : from_.outputs()) to_.set_output(n.name, mapped_.at(n.value));
     for (const ir::NamedValue& n : from_.updates()) to_.set_update(n.name, mapped_.at(n.value));

@@ -28,6 +28,7 @@ class Grower {
   Grower(const Graph& graph, FusionReport& report) : graph_(graph), report_(report), partition_(graph) {}
 
   const Partition& grow_all() {
+    take_prologues();
     std::vector<bool> grown(static_cast<size_t>(graph_.size()), false);
     for (const HeroRule& rule : hero_rules()) {
       for (int id = 0; id < graph_.size(); ++id) {
@@ -43,6 +44,24 @@ class Grower {
   }
 
  private:
+  /// Every elementwise node first joins its readers, last nodes first: a value is best made where it is used. Were it
+  /// made beside another reader of its operands instead (a new moment beside the gradient's norm), it would have to be
+  /// written for a reader that cannot join there.
+  void take_prologues() {
+    for (int id = graph_.size() - 1; id >= 0; --id) {
+      if (!partition_.live(id) || !is_pointwise(graph_.node(id))) continue;
+      for (int user : partition_.users(id)) {
+        if (joins(user, graph_.node(id).types[0].shape)) try_merge(partition_.unit_of(id), partition_.unit_of(user));
+      }
+    }
+  }
+
+  bool try_merge(int unit, int other) {
+    if (other == unit || !fits(unit, other) || partition_.between(unit, other) >= 0) return false;
+    partition_.merge(unit, other);
+    return true;
+  }
+
   bool joins(int id, const Shape& shape) const {
     const Node& node = graph_.node(id);
     if (!partition_.live(id) || !(is_pointwise(node) || is_reduction(node))) return false;
@@ -60,7 +79,9 @@ class Grower {
       for (Value v : graph_.node(member).operands) {
         if (is_free(graph_.node(v)) || graph_.type(v).shape != shape) continue;
         consider(v.node);
-        for (int sibling : partition_.users(v.node)) consider(sibling);
+        for (int sibling : partition_.users(v.node)) {
+          if (std::ranges::count(graph_.node(sibling).operands, v)) consider(sibling);
+        }
       }
     }
     return found;
@@ -85,10 +106,7 @@ class Grower {
     for (bool grew = true; grew;) {
       grew = false;
       for (int candidate : candidates(unit, shape)) {
-        const int other = partition_.unit_of(candidate);
-        if (other == unit || !fits(unit, other) || partition_.between(unit, other) >= 0) continue;
-        partition_.merge(unit, other);
-        grew = true;
+        if (try_merge(unit, partition_.unit_of(candidate))) grew = true;
       }
     }
   }

@@ -21,17 +21,21 @@ class Partition {
   /// A node on a path that leaves one of the two units and comes to the other through a third, which would then have
   /// to run both before and after the merged unit; -1 when there is none and the two may merge.
   int between(int a, int b) const;
-  /// Draws b into a.
+  /// Draws b into a; nothing may lie between them.
   void merge(int a, int b);
 
  private:
   int on_path(int from, int to) const;
 
+  void reorder(int merged, int low, int high);
+
+  const ir::Graph& graph_;
   const std::vector<std::vector<int>> users_;
   const std::vector<bool> live_;
   std::vector<int> unit_of_;
   std::vector<std::vector<int>> members_;
-  mutable std::vector<int> seen_;  // the search that last came to the unit
+  std::vector<int> order_, position_;  // the units so that every edge goes forward, and where each stands
+  mutable std::vector<int> seen_;      // the search that last came to the unit
   mutable int search_ = 0;
 };
 

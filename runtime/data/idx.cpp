@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "ir/error.h"
+#include "runtime/data/folder/scan.h"
 #include "runtime/data/gzip_reader.h"
 
 namespace difuse::runtime {
@@ -96,7 +97,7 @@ ImageSet read_images(const fs::path& path) {
   }
   std::array<std::uint32_t, kImageRank> sizes{};
   ImageSet set;
-  set.pixels = read_elements(path, reader, sizes);
+  set.own(read_elements(path, reader, sizes));
   if (set.pixels.empty()) no_images(path, fmt::format("its header says {}", fmt::join(sizes, " x ")));
   constexpr std::uint32_t kMaxSide = 1 << 20;
   if (sizes[1] > kMaxSide || sizes[2] > kMaxSide) {
@@ -236,6 +237,16 @@ Choice choose_images(const fs::path& folder) {
 }
 
 }  // namespace
+
+bool holds_idx(const fs::path& folder) {
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    std::error_code ignored;
+    if (has_image_name(it->path()) || !it->is_regular_file(ignored)) continue;
+    if (holds_images(it->path())) return true;
+  }
+  return false;
+}
 
 ImageSet read_idx(const fs::path& path) {
   std::error_code ignored;

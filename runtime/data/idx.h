@@ -25,4 +25,8 @@ namespace difuse::runtime {
 /// labels are not as many as the images.
 ImageSet read_idx(const std::filesystem::path& path);
 
+/// Whether the first level of a folder has an IDX file of images, read or not: one that is damaged, but named as a
+/// training set, counts. Files named as PNG, JPEG or WebP are not opened.
+bool holds_idx(const std::filesystem::path& folder);
+
 }  // namespace difuse::runtime

@@ -3,22 +3,36 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 namespace difuse::runtime {
 
-/// Images of one size, packed in memory.
+/// Images of one size, packed in memory or in a mapped file. Copies share the pixels, which are never written to.
 struct ImageSet {
   std::int64_t count = 0;
   int height = 0;
   int width = 0;
   int channels = 0;
-  std::vector<std::uint8_t> pixels;  ///< [count, height, width, channels]
-  std::vector<std::int32_t> labels;  ///< [count], or empty when the data has none.
-  std::string summary;               ///< One line for the user: what was read and what was ignored.
+  std::span<const std::uint8_t> pixels;  ///< [count, height, width, channels], in `owner`.
+  std::shared_ptr<const void> owner;
+  std::vector<std::int32_t> labels;      ///< [count], or empty when the data has none.
+  std::vector<std::string> class_names;  ///< Of label 0, 1, ...; empty when the data names none.
+  std::string summary;                   ///< One line for the user: what was read and what was ignored.
 
   std::int64_t image_bytes() const { return std::int64_t{height} * width * channels; }
+
+  /// Makes `bytes` the pixels.
+  void own(std::vector<std::uint8_t> bytes);
 };
+
+/// How many images each label has: [largest label + 1], empty without labels. Negative labels are not counted.
+std::vector<std::int64_t> class_counts(const ImageSet& images);
+
+/// Checks on the host that a model with `classes` classes can take the labels. Errors: no labels; a label that is not
+/// 0 .. classes - 1 (the first is named, and how many there are).
+void check_labels(const ImageSet& images, int classes);
 
 }  // namespace difuse::runtime

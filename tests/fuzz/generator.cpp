@@ -284,9 +284,9 @@ class Generator {
         keep(b_.reshape(x, {s[0], s[1] * s[2] * s[3]}));
         break;
       default: {
-        const Value index = b_.random_int(seed(), indices(), step(), 3, {}, images_);
+        const Value index = b_.random_int(seed(), indices(), step(), 3, {}, s[0]);
         keep(b_.gather(x, index));
-        if (coin()) keep(b_.scatter_add(index, x, images_ + 1));
+        if (s[0] == images_ && coin()) keep(b_.scatter_add(index, x, s[0] + 1));
       }
     }
   }
@@ -336,68 +336,78 @@ class Generator {
   std::vector<Value> pool_;
 };
 
-/// The graph without output `drop_output`, without update `drop_update`, and with every result of node `cut` replaced
-/// by what `stand_in` gives.
-Graph reduced(const Graph& graph, int drop_output, int drop_update, int cut,
-              const std::function<std::vector<Value>(Graph&, const ir::Node&, const std::vector<Value>&)>& stand_in) {
-  Graph to(graph.name());
+using StandIn = std::function<std::vector<Value>(Graph&, const ir::Node&, const std::vector<Value>&)>;
+
+/// The graph with these outputs and updates, with every result of node `cut` replaced by what `stand_in` gives, and
+/// without the leaves and nodes that nothing reads any more.
+Graph copy_needed(const Graph& graph, const std::vector<ir::NamedValue>& outputs,
+                  const std::vector<ir::NamedValue>& updates, int cut, const StandIn& stand_in) {
   std::vector<bool> needed(static_cast<size_t>(graph.size()), false);
-  auto kept = [](const std::vector<ir::NamedValue>& list, int drop) {
-    std::vector<ir::NamedValue> result;
-    for (int i = 0; i < static_cast<int>(list.size()); ++i) {
-      if (i != drop) result.push_back(list[static_cast<size_t>(i)]);
-    }
-    return result;
-  };
-  const auto outputs = kept(graph.outputs(), drop_output), updates = kept(graph.updates(), drop_update);
   for (const auto& n : outputs) needed[static_cast<size_t>(n.value.node)] = true;
   for (const auto& n : updates) {
     needed[static_cast<size_t>(n.value.node)] = true;
     needed[static_cast<size_t>(graph.find_state(n.name).node)] = true;
   }
   for (int id = graph.size() - 1; id >= 0; --id) {
-    if (!needed[static_cast<size_t>(id)] || id == cut) continue;
+    if (!needed[static_cast<size_t>(id)]) continue;
     for (Value v : graph.node(id).operands) needed[static_cast<size_t>(v.node)] = true;
   }
-  if (cut >= 0) {
-    for (Value v : graph.node(cut).operands) needed[static_cast<size_t>(v.node)] = true;
-  }
+  Graph to(graph.name());
   std::vector<std::vector<Value>> mapped(static_cast<size_t>(graph.size()));
+  auto map = [&](Value v) { return mapped[static_cast<size_t>(v.node)][static_cast<size_t>(v.result)]; };
   for (int id = 0; id < graph.size(); ++id) {
     if (!needed[static_cast<size_t>(id)]) continue;
     std::vector<Value> operands;
-    for (Value v : graph.node(id).operands)
-      operands.push_back(mapped[static_cast<size_t>(v.node)][static_cast<size_t>(v.result)]);
+    for (Value v : graph.node(id).operands) operands.push_back(map(v));
     mapped[static_cast<size_t>(id)] =
         id == cut ? stand_in(to, graph.node(id), operands) : ir::copy_node(to, graph.node(id), operands);
   }
-  for (const auto& n : outputs)
-    to.set_output(n.name, mapped[static_cast<size_t>(n.value.node)][static_cast<size_t>(n.value.result)]);
-  for (const auto& n : updates)
-    to.set_update(n.name, mapped[static_cast<size_t>(n.value.node)][static_cast<size_t>(n.value.result)]);
+  for (const auto& n : outputs) to.set_output(n.name, map(n.value));
+  for (const auto& n : updates) to.set_update(n.name, map(n.value));
   return to;
+}
+
+Graph with_stand_in(const Graph& graph, int cut, const StandIn& stand_in) {
+  const Graph cut_graph = copy_needed(graph, graph.outputs(), graph.updates(), cut, stand_in);
+  return copy_needed(cut_graph, cut_graph.outputs(), cut_graph.updates(), -1, {});
+}
+
+std::vector<ir::NamedValue> without(std::vector<ir::NamedValue> list, size_t at) {
+  list.erase(list.begin() + static_cast<int64_t>(at));
+  return list;
 }
 
 /// All graphs one step smaller than `graph`, biggest steps first.
 std::vector<Graph> smaller(const Graph& graph) {
   std::vector<Graph> result;
-  const int outputs = static_cast<int>(graph.outputs().size()), updates = static_cast<int>(graph.updates().size());
-  if (outputs + updates > 1) {
-    for (int i = 0; i < outputs; ++i) result.push_back(reduced(graph, i, -1, -1, {}));
-    for (int i = 0; i < updates; ++i) result.push_back(reduced(graph, -1, i, -1, {}));
+  const auto &outputs = graph.outputs(), &updates = graph.updates();
+  if (outputs.size() + updates.size() > 1) {
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      result.push_back(copy_needed(graph, without(outputs, i), updates, -1, {}));
+    }
+    for (size_t i = 0; i < updates.size(); ++i) {
+      result.push_back(copy_needed(graph, outputs, without(updates, i), -1, {}));
+    }
+  }
+  for (size_t i = 0; i < outputs.size(); ++i) {  // what made the output, in its place
+    for (Value v : graph.node(outputs[i].value).operands) {
+      auto earlier = outputs;
+      earlier[i].value = v;
+      result.push_back(copy_needed(graph, earlier, updates, -1, {}));
+    }
   }
   for (int id = graph.size() - 1; id >= 0; --id) {
     const ir::Node& node = graph.node(id);
     if (node.op == Op::input || node.op == Op::state) continue;
     for (size_t i = 0; i < node.operands.size(); ++i) {
       if (node.types.size() != 1 || graph.type(node.operands[i]) != node.types[0]) continue;
-      result.push_back(reduced(graph, -1, -1, id, [i](Graph&, const ir::Node&, const std::vector<Value>& operands) {
+      result.push_back(with_stand_in(graph, id, [i](Graph&, const ir::Node&, const std::vector<Value>& operands) {
         return std::vector{operands[i]};
       }));
     }
     // Moments are tied to group_finish; an input in their place would be no statistics of anything.
     if (node.op == Op::channel_moments) continue;
-    result.push_back(reduced(graph, -1, -1, id, [id](Graph& to, const ir::Node& n, const std::vector<Value>&) {
+    result.push_back(with_stand_in(graph, id, [id](Graph& to, const ir::Node& n, const std::vector<Value>&) {
       std::vector<Value> leaves;
       for (size_t r = 0; r < n.types.size(); ++r) {
         leaves.push_back(Builder(to).input("cut" + std::to_string(id) + "_" + std::to_string(to.size()), n.types[r]));

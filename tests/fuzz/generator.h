@@ -12,8 +12,8 @@ namespace difuse::testing {
 /// and comparisons, floors and narrow casts read inputs only, so that an f32 run differs from fp64 by rounding alone.
 ir::Graph random_graph(uint64_t seed, int size);
 
-/// The smallest graph found for which `fails` still holds: drops outputs and updates, replaces nodes by inputs, by
-/// their operands of the same type, and unfuses nothing. `fails(graph)` must hold.
+/// The smallest graph found for which `fails` still holds: drops outputs and updates, moves outputs to earlier
+/// values, and replaces nodes by inputs or by their operands of the same type. `fails(graph)` must hold.
 ir::Graph shrink(ir::Graph graph, const std::function<bool(const ir::Graph&)>& fails);
 
 }  // namespace difuse::testing

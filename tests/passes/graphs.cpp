@@ -29,8 +29,7 @@ Graph norm_block(int64_t batch, int64_t height, int64_t width, int64_t channels,
   const auto statistics = b.group_finish({b.channel_moments(h)}, {groups, 1e-5, height, width});
   const Value scale = b.mul(statistics.rstd, b.broadcast_channels(gamma, b.shape(statistics.rstd)));
   const Value centred = b.sub(h, b.broadcast_image_channels(statistics.mean, image));
-  const Value z =
-      b.add(b.mul(centred, b.broadcast_image_channels(scale, image)), b.broadcast_channels(beta, image));
+  const Value z = b.add(b.mul(centred, b.broadcast_image_channels(scale, image)), b.broadcast_channels(beta, image));
   const Value y = b.conv_fprop(b.silu(z), w2, 1, 1);
   const Value loss = b.mean_all(b.square(y));
 
@@ -69,6 +68,7 @@ ir::TensorMap random_values(const Graph& graph, ir::Op leaf, uint64_t seed) {
     for (double& x : tensor.data) {
       x = ir::is_float(tensor.type.dtype) ? std::uniform_real_distribution<double>(-1, 1)(random)
                                           : std::uniform_int_distribution<int>(0, 3)(random);
+      if (tensor.type.dtype != DType::f32) x = ir::round_to(x, tensor.type.dtype);
     }
     values[graph.node(id).as<ir::LeafAttrs>().name] = std::move(tensor);
   }

@@ -15,7 +15,8 @@ ir::Graph norm_block(int64_t batch, int64_t height, int64_t width, int64_t chann
 /// One AdamW step over a flat vector, with a clipped norm: states "p", "m", "v", "ema"; input "g"; output "norm".
 ir::Graph adam(int64_t size);
 
-/// Values between -1 and 1 for every input and state; integers from 0 to 3.
+/// Values between -1 and 1 for every input (or state), of the dtype's precision where that is below f32; integers from
+/// 0 to 3.
 ir::TensorMap random_values(const ir::Graph& graph, ir::Op leaf, uint64_t seed);
 
 /// Expects that both graphs, run by the reference on the same random values, give the same outputs and states within

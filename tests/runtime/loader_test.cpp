@@ -7,6 +7,8 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "ir/philox.h"
 #include "runtime/data/shuffle.h"
@@ -26,11 +28,13 @@ ImageSet numbered(int count) {
   set.height = 1;
   set.width = 2;
   set.channels = 1;
+  std::vector<std::uint8_t> pixels;
   for (int i = 0; i < count; ++i) {
-    set.pixels.push_back(static_cast<std::uint8_t>(i));
-    set.pixels.push_back(static_cast<std::uint8_t>(255 - i));
+    pixels.push_back(static_cast<std::uint8_t>(i));
+    pixels.push_back(static_cast<std::uint8_t>(255 - i));
     set.labels.push_back(1000 + i);
   }
+  set.own(std::move(pixels));
   return set;
 }
 

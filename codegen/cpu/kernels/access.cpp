@@ -1,10 +1,14 @@
 #include "codegen/cpu/kernels/access.h"
 
+#include <fmt/format.h>
+
+#include "ir/error.h"
+
 namespace difuse::codegen::cpu {
 
-std::vector<Group> collapse(const std::vector<Group>& axes) {
-  std::vector<Group> groups;
-  for (const Group& g : axes) {
+std::vector<StridedAxis> collapse(const std::vector<StridedAxis>& axes) {
+  std::vector<StridedAxis> groups;
+  for (const StridedAxis& g : axes) {
     if (g.extent == 1) continue;
     if (!groups.empty() && groups.back().stride == g.extent * g.stride) {
       groups.back() = {groups.back().extent * g.extent, g.stride};
@@ -15,9 +19,10 @@ std::vector<Group> collapse(const std::vector<Group>& axes) {
   return groups;
 }
 
-Pattern classify(const std::vector<Group>& axes) {
+Pattern classify(const std::vector<StridedAxis>& axes) {
   Pattern p;
   p.groups = collapse(axes);
+  if (p.groups.size() > kMostGroups) throw Error(fmt::format("more than {} axes that do not merge", kMostGroups));
   if (p.groups.empty() || (p.groups.size() == 1 && p.groups[0].stride == 0)) {
     p.kind = Pattern::Kind::scalar;
   } else if (p.groups.size() == 1 && p.groups[0].stride == 1) {

@@ -11,12 +11,12 @@
 namespace difuse::codegen::cpu {
 
 /// `extent` indices, outermost first, each `stride` elements further in the smaller tensor (0: the same element).
-struct Group {
+struct StridedAxis {
   int64_t extent, stride;
 };
 
 /// Drops extents of 1 and merges neighbours that one group can say.
-std::vector<Group> collapse(const std::vector<Group>& axes);
+std::vector<StridedAxis> collapse(const std::vector<StridedAxis>& axes);
 
 struct Pattern {
   enum class Kind : uint8_t {
@@ -27,10 +27,11 @@ struct Pattern {
   };
   Kind kind = Kind::linear;
   int64_t period = 1;
-  std::vector<Group> groups;
+  std::vector<StridedAxis> groups;
 };
 
-Pattern classify(const std::vector<Group>& axes);
+/// Throws Error where more than kMostGroups groups remain.
+Pattern classify(const std::vector<StridedAxis>& axes);
 
 /// One axis of a shape, or a part of one, outermost first; `leading` parts multiply to the count of images.
 struct AxisPart {
@@ -43,14 +44,15 @@ struct AxisPart {
 /// Splits a shape into `images` and what each holds; nothing where the shape's leading axes do not multiply to it.
 std::optional<std::vector<AxisPart>> split_images(const ir::Shape& shape, int64_t images);
 
+inline constexpr size_t kMostGroups = 16;
+
 ir::Shape strides_of(const ir::Shape& shape);
 
 /// Calls f(done, count, at) for the runs of elements [begin, begin + n): `count` elements, `done` after begin, whose
 /// indices of the innermost group are consecutive; `at` is the first one's place in the smaller tensor.
 template <class F>
-void for_runs(const std::vector<Group>& groups, int64_t begin, int64_t n, const F& f) {
-  constexpr size_t kMost = 16;
-  int64_t index[kMost] = {};
+void for_runs(const std::vector<StridedAxis>& groups, int64_t begin, int64_t n, const F& f) {
+  int64_t index[kMostGroups] = {};
   int64_t at = 0, rest = begin;
   for (size_t g = groups.size(); g-- > 0;) {
     index[g] = rest % groups[g].extent;

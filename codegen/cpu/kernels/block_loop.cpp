@@ -10,7 +10,6 @@ namespace difuse::codegen::cpu {
 namespace {
 
 float* floats(std::byte* at) { return reinterpret_cast<float*>(at); }
-const float* floats(const std::byte* at) { return reinterpret_cast<const float*>(at); }
 
 /// The block form of the value that an access repeats.
 float* source_of(const Unit& unit, const RepeatedAccess& a, int64_t image) {
@@ -70,8 +69,10 @@ void BlockLoop::start_thread(const Unit& unit) const {
     if (a.buffer >= 0) regs[a.reg] = floats(unit.scratch + a.buffer);
   }
   for (const RepeatedAccess& a : repeats) {
-    if (a.place.stride == 0) prepare(unit, a, 0, block);
-    regs[a.reg] = a.buffer >= 0 ? floats(unit.scratch + a.buffer) : source_of(unit, a, 0);
+    if (a.buffer >= 0) regs[a.reg] = floats(unit.scratch + a.buffer);
+    if (a.place.stride != 0) continue;
+    prepare(unit, a, 0, block);
+    if (a.buffer < 0) regs[a.reg] = source_of(unit, a, 0);
   }
 }
 

@@ -17,8 +17,8 @@ namespace difuse::codegen::cpu {
 
 inline constexpr int64_t kBlock = 1024;  ///< Elements; a whole number of rows where operands have rows.
 
-/// A register's block starts at element i of `place`: loaded (converted into `buffer` where memory and block differ), or
-/// written there directly.
+/// A register's block starts at element i of `place`: loaded (converted into `buffer` where memory and block differ),
+/// or written there directly.
 struct LinearAccess {
   int reg = -1;
   Place place;
@@ -70,11 +70,11 @@ class BlockLoop : public Step {
  public:
   void run(const Unit& unit) const override;
 
-  int64_t elements = 0;   ///< Of one image.
+  int64_t elements = 0;  ///< Of one image.
   int64_t block = kBlock;
   bool contiguous = false;  ///< A unit's images lie side by side everywhere and nothing is per image: one long run.
   int registers = 0;
-  int64_t register_file = 0;  ///< Scratch: the registers' addresses.
+  int64_t register_file = 0;                     ///< Scratch: the registers' addresses.
   std::vector<std::pair<int, int64_t>> buffers;  ///< Registers in scratch, with their place there.
   std::vector<Immediate> immediates;
   std::vector<LinearAccess> loads, direct_stores;

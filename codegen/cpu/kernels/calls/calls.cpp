@@ -1,4 +1,4 @@
-#include "codegen/cpu/kernels/calls.h"
+#include "codegen/cpu/kernels/calls/calls.h"
 
 #include <fmt/format.h>
 

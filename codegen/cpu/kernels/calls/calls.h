@@ -42,7 +42,7 @@ struct CallSpec {
   int64_t images = 1;  ///< Calls, or images where `unit` > 1; tiles of whole operands where no slot is by image.
   int64_t unit = 1;    ///< Images that one call takes; the last takes what is left.
   int64_t scratch_bytes = 0;
-  std::function<void(const CallArguments&)> run;
+  std::function<void(const CallArguments&)> run = {};
   bool expects_overlap = false;  ///< Its results may lie where its operands lie.
 };
 

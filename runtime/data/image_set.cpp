@@ -1,0 +1,49 @@
+#include "runtime/data/image_set.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "ir/error.h"
+
+namespace difuse::runtime {
+
+void ImageSet::own(std::vector<std::uint8_t> bytes) {
+  auto holder = std::make_shared<const std::vector<std::uint8_t>>(std::move(bytes));
+  pixels = *holder;
+  owner = std::move(holder);
+}
+
+std::vector<std::int64_t> class_counts(const ImageSet& images) {
+  std::vector<std::int64_t> counts;
+  if (images.labels.empty()) return counts;
+  const std::int32_t largest = *std::max_element(images.labels.begin(), images.labels.end());
+  counts.resize(std::max(0, largest + 1));
+  for (const std::int32_t label : images.labels) {
+    if (label >= 0) ++counts[label];
+  }
+  return counts;
+}
+
+void check_labels(const ImageSet& images, int classes) {
+  if (images.labels.empty()) {
+    throw Error("the model has classes, but the data has no labels",
+                "use --class-from-folder with a folder of folders, put an IDX label file beside the images, or train a "
+                "model without classes",
+                ExitCode::wrong_usage);
+  }
+  const auto bad = [&](std::int32_t label) { return label < 0 || label >= classes; };
+  const auto first = std::find_if(images.labels.begin(), images.labels.end(), bad);
+  if (first == images.labels.end()) return;
+  const auto [least, most] = std::minmax_element(images.labels.begin(), images.labels.end());
+  throw Error(
+      fmt::format("image {} has label {}, but the model has {} classes (0 to {}); {} of {} labels are out of "
+                  "range, and the labels are {} to {}",
+                  first - images.labels.begin(), *first, classes, classes - 1,
+                  std::count_if(images.labels.begin(), images.labels.end(), bad), images.labels.size(), *least, *most),
+      *least < 0 ? "correct the labels" : fmt::format("give the model {} classes, or correct the labels", *most + 1),
+      ExitCode::wrong_usage);
+}
+
+}  // namespace difuse::runtime

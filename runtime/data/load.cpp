@@ -1,0 +1,103 @@
+#include "runtime/data/load.h"
+
+#include <fmt/format.h>
+
+#include <cstddef>
+#include <fstream>
+#include <span>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "ir/error.h"
+#include "runtime/data/folder/fitted_file.h"
+#include "runtime/data/folder/load_folder.h"
+#include "runtime/data/folder/scan.h"
+#include "runtime/data/idx.h"
+
+namespace difuse::runtime {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+void check(const LoadSettings& settings) {
+  if (settings.channels != 0 && settings.channels != 1 && settings.channels != 3 && settings.channels != 4) {
+    throw Error(fmt::format("--channels {} is not a number of channels of images", settings.channels),
+                "give --channels 1, 3 or 4", ExitCode::wrong_usage);
+  }
+  if (settings.size.height < 0 || settings.size.width < 0 || (settings.size.height == 0) != (settings.size.width == 0)) {
+    throw Error(fmt::format("--image-size {} is not a size of images", describe(settings.size)),
+                "give a height and a width of 1 or more", ExitCode::wrong_usage);
+  }
+}
+
+/// IDX data brought to the size and channels that were asked for.
+ImageSet fit_idx(ImageSet set, const LoadSettings& settings) {
+  const ImageSize size = settings.size.height > 0 ? settings.size : ImageSize{set.height, set.width};
+  const int channels = settings.channels > 0 ? settings.channels : set.channels;
+  if (size == ImageSize{set.height, set.width} && channels == set.channels) return set;
+  const auto bytes = static_cast<std::size_t>(set.image_bytes());
+  std::vector<std::uint8_t> pixels;
+  pixels.reserve(std::uint64_t(set.count) * size.height * size.width * channels);
+  for (std::int64_t i = 0; i < set.count; ++i) {
+    const std::span<const std::uint8_t> stored = set.pixels.subspan(i * bytes, bytes);
+    Image image{set.width, set.height, set.channels, {stored.begin(), stored.end()}};
+    if (const auto fault = misfit(image, size, settings.crop)) {
+      throw Error(fmt::format("each image {}", *fault), "give another --image-size", ExitCode::wrong_usage);
+    }
+    const Image fitted = to_channels(resize(image, size, settings.crop), channels);
+    pixels.insert(pixels.end(), fitted.pixels.begin(), fitted.pixels.end());
+  }
+  set.own(std::move(pixels));
+  set.height = size.height;
+  set.width = size.width;
+  set.channels = channels;
+  set.summary += fmt::format("; brought to {}x{}x{}", set.height, set.width, set.channels);
+  return set;
+}
+
+ImageSet load_single(const fs::path& path, LoadSettings settings) {
+  if (settings.channels == 0) settings.channels = 3;
+  const int channels = settings.channels;
+  FittedFile file = read_fitted(path, settings);
+  if (file.fault) {
+    throw Error(fmt::format("'{}' {}", path.string(), *file.fault), "give an undamaged PNG, JPEG or WebP file");
+  }
+  ImageSet set;
+  set.count = 1;
+  set.height = file.image.height;
+  set.width = file.image.width;
+  set.channels = channels;
+  set.own(std::move(file.image.pixels));
+  set.summary = fmt::format("1 image of {}x{}x{} from {} ({}: {}), no labels", set.height, set.width, set.channels,
+                            path.string(), describe(file.kind), describe_treatment(file.kind, channels));
+  return set;
+}
+
+bool is_image_file(const fs::path& path) {
+  if (has_image_name(path)) return true;
+  std::vector<std::byte> head(16);
+  std::ifstream file(path, std::ios::binary);
+  file.read(reinterpret_cast<char*>(head.data()), static_cast<std::streamsize>(head.size()));
+  head.resize(static_cast<std::size_t>(file.gcount()));
+  return format_of(head).has_value();
+}
+
+}  // namespace
+
+ImageSet load_images(const fs::path& path, const LoadSettings& settings, const LoadReport& report) {
+  check(settings);
+  std::error_code ignored;
+  const fs::file_status status = fs::status(path, ignored);
+  if (!fs::exists(status)) return read_idx(path);  // Says why: missing, or no permission.
+  const bool idx = fs::is_directory(status) ? holds_idx(path) : !(fs::is_regular_file(status) && is_image_file(path));
+  if (fs::is_directory(status) && !idx) return load_folder(path, settings, report);
+  if (settings.class_from_folder) {
+    throw Error(fmt::format("--class-from-folder needs a folder of images, and '{}' is not one", path.string()),
+                "leave it out: the labels of IDX data lie in the file beside the images", ExitCode::wrong_usage);
+  }
+  return idx ? fit_idx(read_idx(path), settings) : load_single(path, settings);
+}
+
+}  // namespace difuse::runtime

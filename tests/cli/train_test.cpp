@@ -1,0 +1,175 @@
+// Training with the real binary: what it writes, and that it goes on exactly.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "runtime/png.h"
+#include "tests/cli/failure.h"
+#include "tests/cli/process.h"
+#include "tests/cli/tiny_data.h"
+
+namespace difuse::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Train : public testing::Test {
+ protected:
+  Train() { write_idx(data(), 40); }
+
+  fs::path data() const { return folder_ / "blobs-idx3-ubyte"; }
+  fs::path run(const char* name) const { return folder_ / name; }
+  static fs::path checkpoint(const fs::path& run) { return run / "checkpoint.safetensors"; }
+
+  /// Trains into the folder `name`; the checkpoint's bytes.
+  std::string train(const char* name, const Words& more) {
+    last_ = difuse(train_words(data(), run(name), more));
+    EXPECT_EQ(last_.exit_code, 0) << last_.out << last_.err;
+    return read_file(checkpoint(run(name)));
+  }
+
+  TempFolder folder_;
+  Outcome last_;
+};
+
+TEST_F(Train, WritesCheckpointMetricsAndSamples) {
+  const std::string bytes = train("a", {"--steps", "20", "--sample-every", "20"});
+  EXPECT_FALSE(bytes.empty());
+  EXPECT_TRUE(last_.out.starts_with("CPU backend: ")) << last_.out;
+  EXPECT_CONTAINS(last_.out, "2 threads");
+  EXPECT_CONTAINS(last_.out, "step 20/20");
+  EXPECT_EQ(last_.last_line(), checkpoint(run("a")).string());
+
+  std::istringstream metrics(read_file(run("a") / "metrics.jsonl"));
+  int64_t step = 0;
+  double first_loss = 0, last_loss = 0;
+  for (std::string line; std::getline(metrics, line);) {
+    const auto object = nlohmann::json::parse(line);
+    for (const char* field : {"loss", "grad_norm", "lr", "images_per_second", "seconds"}) {
+      EXPECT_TRUE(object.at(field).is_number()) << line;
+    }
+    if (step == 0) first_loss = object.at("loss").get<double>();
+    step = object.at("step").get<int64_t>();
+    last_loss = object.at("loss").get<double>();
+  }
+  EXPECT_EQ(step, 20);
+  EXPECT_LT(last_loss, first_loss);
+
+  const runtime::Image grid = runtime::read_png(run("a") / "samples" / "step_000020.png");
+  EXPECT_EQ(grid.width, 4 * (8 + 2) + 2);
+
+  const Outcome inspected = difuse({"inspect", run("a").string()});
+  EXPECT_EQ(inspected.exit_code, 0) << inspected.err;
+  for (const char* part : {"step            20", "tiny, seed 7", "GFLOP", "channel_mult", "out.2.weight"}) {
+    EXPECT_CONTAINS(inspected.out, part);
+  }
+}
+
+TEST_F(Train, ResumesToTheSameBytes) {
+  const std::string whole = train("whole", {"--steps", "20"});
+  train("parts", {"--steps", "10"});
+  EXPECT_TRUE(train("parts", {"--steps", "20", "--resume"}) == whole);
+}
+
+TEST_F(Train, ResumesFromARenamedCheckpointInAnotherFolder) {
+  const std::string whole = train("whole", {"--steps", "20", "--flip", "--threads", "1"});
+  train("first", {"--steps", "10", "--flip"});
+  fs::rename(checkpoint(run("first")), folder_ / "anything.bin");
+  fs::remove_all(run("first"));
+  // Neither the model nor anything else that the checkpoint says has to be repeated.
+  last_ = difuse({"train", "--resume", (folder_ / "anything.bin").string(), "--data", data().string(), "--out",
+                  run("second").string(), "--steps", "20", "--sample-every", "0", "--threads", "2"});
+  ASSERT_EQ(last_.exit_code, 0) << last_.out << last_.err;
+  EXPECT_TRUE(read_file(checkpoint(run("second"))) == whole);
+}
+
+TEST_F(Train, ThreadsChangeNoBit) {
+  EXPECT_TRUE(train("one", {"--steps", "6", "--threads", "1"}) == train("two", {"--steps", "6", "--threads", "2"}));
+}
+
+TEST_F(Train, FlagsChangeTheRun) {
+  const std::string plain = train("plain", {"--steps", "2"});
+  EXPECT_TRUE(plain == train("again", {"--steps", "2"}));
+  EXPECT_FALSE(plain == train("seed", {"--steps", "2", "--seed", "8"}));
+  EXPECT_FALSE(plain == train("lr", {"--steps", "2", "--lr", "1e-4"}));
+  EXPECT_CONTAINS(train("averages", {"--steps", "2", "--ema", "0.9,0.99"}), "ema_1/out.2.weight");
+}
+
+TEST_F(Train, KeepsTheLastCheckpoints) {
+  train("a", {"--steps", "10", "--save-every", "2", "--keep-last", "2"});
+  const fs::path numbered = run("a") / "checkpoints";
+  EXPECT_FALSE(fs::exists(numbered / "step_00000006.safetensors"));
+  EXPECT_TRUE(fs::exists(numbered / "step_00000008.safetensors"));
+  EXPECT_TRUE(read_file(numbered / "step_00000010.safetensors") == read_file(checkpoint(run("a"))));
+
+  // An older one goes on as well; so does a folder without the latest.
+  const std::string whole = train("whole", {"--steps", "10"});
+  fs::remove(checkpoint(run("a")));
+  fs::remove(numbered / "step_00000010.safetensors");
+  EXPECT_TRUE(train("a", {"--steps", "10", "--resume"}) == whole);
+}
+
+TEST_F(Train, MinutesAreANormalStop) {
+  const Outcome outcome = difuse(train_words(data(), run("a"), {"--minutes", "0.03"}));
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_LT(outcome.seconds, 10);
+  EXPECT_EQ(difuse({"inspect", run("a").string()}).exit_code, 0);
+}
+
+TEST_F(Train, SignalsFinishTheStepAndSave) {
+  const std::string whole = train("whole", {"--steps", "400"});
+  for (const auto& [signal, exit_code] : {std::pair{SIGINT, 130}, std::pair{SIGTERM, 143}}) {
+    const fs::path out = run(signal == SIGINT ? "int" : "term");
+    Process process(train_words(data(), out, {"--steps", "400", "--log-every", "1"}));
+    ASSERT_TRUE(process.wait_for_output("step 3/", 60));
+    process.send(signal);
+    const Outcome outcome = process.wait();
+    EXPECT_EQ(outcome.exit_code, exit_code) << outcome.out << outcome.err;
+    EXPECT_EQ(outcome.last_line(), checkpoint(out).string());
+    // Nothing but the checkpoint and the metrics, and the run goes on to the same end.
+    EXPECT_EQ(std::distance(fs::directory_iterator(out), {}), 2);
+    EXPECT_TRUE(train(out.filename().c_str(), {"--steps", "400", "--resume"}) == whole);
+  }
+}
+
+TEST_F(Train, StopsWhenTheGradientStaysNotFinite) {
+  const Outcome outcome = difuse(train_words(data(), run("a"), {"--steps", "100", "--lr", "1e30", "--save-every", "1"}));
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_CONTAINS(outcome.out, "the gradient is not finite, the step is skipped (1 so far): out.2.bias");
+  EXPECT_CONTAINS(outcome.err, "not finite in 10 steps in a row");
+  EXPECT_CONTAINS(outcome.err, "--lr");
+  EXPECT_CONTAINS(outcome.err, checkpoint(run("a")).string());
+  EXPECT_EQ(difuse({"inspect", run("a").string()}).exit_code, 0);
+}
+
+TEST_F(Train, AFlagThatContradictsTheCheckpoint) {
+  train("a", {"--steps", "1"});
+  const std::string before = read_file(checkpoint(run("a")));
+  for (const Words& flags : {Words{"--batch", "4"}, Words{"--lr", "0.5"}, Words{"--seed", "1"}, Words{"--flip"},
+                             Words{"--schedule", "cosine"}, Words{"--model", "mnist-small"}}) {
+    Words more = {"--steps", "2", "--resume"};
+    more.insert(more.end(), flags.begin(), flags.end());
+    expect_refused(difuse(train_words(data(), run("a"), more)), 2, {flags[0], "contradicts", "checkpoint.safetensors"});
+  }
+  EXPECT_TRUE(read_file(checkpoint(run("a"))) == before);
+}
+
+TEST_F(Train, OtherDataThanTheCheckpoints) {
+  train("a", {"--steps", "1"});
+  write_idx(data(), 41);
+  expect_refused(difuse(train_words(data(), run("a"), {"--steps", "2", "--resume"})), 2, {"--data", "41", "40"});
+}
+
+TEST_F(Train, ASecondRunDoesNotOverwriteTheFirst) {
+  train("a", {"--steps", "1"});
+  const std::string before = read_file(checkpoint(run("a")));
+  expect_refused(difuse(train_words(data(), run("a"), {"--steps", "2"})), 2, {"--out", "--resume"});
+  train("b", {"--steps", "1", "--seed", "9"});
+  expect_refused(difuse({"train", "--resume", run("b").string(), "--data", data().string(), "--out", run("a").string()}),
+                 2, {"--out", "another run"});
+  EXPECT_TRUE(read_file(checkpoint(run("a"))) == before);
+}
+
+}  // namespace
+}  // namespace difuse::test

@@ -1,0 +1,180 @@
+// 1,000 random graphs: what they print is what they parse, every pass is idempotent, and the CPU backend gives what the
+// fp64 reference gives, with planned memory bit for bit what it gives with a buffer per value, fused and unfused.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <optional>
+
+#include "ir/error.h"
+#include "ir/op.h"
+#include "ir/text.h"
+#include "ir/verify.h"
+#include "passes/canonicalize.h"
+#include "passes/fusion/grow.h"
+#include "passes/memory_plan.h"
+#include "passes/pipeline.h"
+#include "runtime/compile.h"
+#include "tests/fuzz/generator.h"
+#include "tests/support/backend/cpu_run.h"
+#include "tests/support/op_rows.h"
+
+namespace difuse {
+namespace {
+
+using ir::Graph;
+
+constexpr uint64_t kFirstSeed = 1000;
+constexpr int kGraphs = 1000;
+constexpr double kTolerance = 1e-5;
+
+struct Leaves {
+  ir::TensorMap inputs, states;
+};
+
+Leaves leaves_of(const Graph& graph, uint64_t seed) {
+  return {testing::random_leaves(graph, ir::Op::input, seed), testing::random_leaves(graph, ir::Op::state, seed + 1)};
+}
+
+/// The worst disagreement of two sets of tensors, as a message; nothing when all agree to `tolerance`.
+std::optional<std::string> difference(const ir::TensorMap& got, const ir::TensorMap& want, double tolerance) {
+  double largest = 0;
+  for (const auto& [name, tensor] : want) {
+    for (double x : tensor.data) {
+      if (std::isfinite(x)) largest = std::max(largest, std::abs(x));
+    }
+  }
+  for (const auto& [name, tensor] : want) {
+    const double error = ir::relative_error(got.at(name).data, tensor.data, largest);
+    if (!(error <= tolerance)) return fmt::format("\"{}\" differs by {:.3g}", name, error);
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string> difference(const ir::ReferenceResult& got, const ir::ReferenceResult& want,
+                                      double tolerance) {
+  if (auto d = difference(got.outputs, want.outputs, tolerance)) return d;
+  return difference(got.states, want.states, tolerance);
+}
+
+/// The graph through passes, plan and lowering, run for two steps: the second runs over what the first left behind.
+testing::CpuRun run_on_cpu(const Graph& graph, const Leaves& leaves, const runtime::CompileSettings& settings) {
+  const auto executor = runtime::compile(graph, {}, 2, settings);
+  return testing::run(*executor, leaves.inputs, leaves.states, 2);
+}
+
+ir::ReferenceResult decoded(const Graph& graph, const testing::CpuRun& run) {
+  ir::ReferenceResult result;
+  for (const auto& n : graph.outputs()) {
+    result.outputs[n.name] = testing::decode(graph.type(n.value), run.outputs.at(n.name));
+  }
+  for (int id : graph.leaves(ir::Op::state)) {
+    const auto& name = graph.node(id).as<ir::LeafAttrs>().name;
+    result.states[name] = testing::decode(graph.node(id).types[0], run.states.at(name));
+  }
+  return result;
+}
+
+Graph run_pipeline(const Graph& graph) {
+  const ir::Options options;
+  return passes::run_pipeline(graph, {}, {&options});
+}
+
+/// What is wrong with the graph, or nothing.
+using Property = std::optional<std::string> (*)(const Graph&, uint64_t seed);
+
+std::optional<std::string> text_round_trip(const Graph& graph, uint64_t) {
+  const std::string text = ir::print(graph);
+  if (ir::print(ir::parse(text)) != text) return "its text changes when parsed and printed";
+  const std::string optimized = ir::print(run_pipeline(graph));
+  if (ir::print(ir::parse(optimized)) != optimized) return "the pipeline's text changes when parsed and printed";
+  return std::nullopt;
+}
+
+std::optional<std::string> pipeline_is_idempotent(const Graph& graph, uint64_t) {
+  const Graph once = run_pipeline(graph);
+  if (ir::print(run_pipeline(once)) != ir::print(once)) return "the pipeline changes its own result";
+  return std::nullopt;
+}
+
+std::optional<std::string> pipeline_keeps_the_meaning(const Graph& graph, uint64_t seed) {
+  const Leaves leaves = leaves_of(graph, seed);
+  return difference(ir::run_reference(run_pipeline(graph), leaves.inputs, leaves.states),
+                    ir::run_reference(graph, leaves.inputs, leaves.states), 1e-9);
+}
+
+std::optional<std::string> cpu_agrees_with_the_reference(const Graph& graph, uint64_t seed) {
+  const Leaves leaves = leaves_of(graph, seed);
+  auto want = ir::run_reference(graph, leaves.inputs, leaves.states);
+  want = ir::run_reference(graph, leaves.inputs, want.states);
+  for (bool fuse : {true, false}) {
+    const auto got = decoded(graph, run_on_cpu(graph, leaves, {.fuse = fuse}));
+    if (auto d = difference(got, want, kTolerance)) return (fuse ? "fused: " : "unfused: ") + *d;
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string> planned_memory_keeps_the_bits(const Graph& graph, uint64_t seed) {
+  const Leaves leaves = leaves_of(graph, seed);
+  const auto fresh = run_on_cpu(graph, leaves, {.reuse_memory = false});
+  const auto planned = run_on_cpu(graph, leaves, {.reuse_memory = true});
+  for (const auto& [name, bytes] : fresh.outputs) {
+    if (planned.outputs.at(name) != bytes) return fmt::format("output \"{}\" has other bits", name);
+  }
+  for (const auto& [name, bytes] : fresh.states) {
+    if (planned.states.at(name) != bytes) return fmt::format("state \"{}\" has other bits", name);
+  }
+  return std::nullopt;
+}
+
+class Fuzz : public ::testing::TestWithParam<std::pair<const char*, Property>> {};
+
+TEST_P(Fuzz, RandomGraphs) {
+  const Property property = GetParam().second;
+  // A property that throws fails too.
+  auto check = [&](const Graph& graph, uint64_t seed) -> std::optional<std::string> {
+    try {
+      return property(graph, seed);
+    } catch (const std::exception& e) {
+      return std::string("throws: ") + e.what();
+    }
+  };
+  for (uint64_t seed = kFirstSeed; seed < kFirstSeed + kGraphs; ++seed) {
+    const Graph graph = testing::random_graph(seed, 4 + static_cast<int>(seed % 24));
+    const auto wrong = check(graph, seed);
+    if (!wrong) continue;
+    const Graph small = testing::shrink(graph, [&](const Graph& g) { return check(g, seed).has_value(); });
+    FAIL() << "seed " << seed << ": " << *wrong << "\nshrunk to (" << check(small, seed).value_or("passes now") << ")\n"
+           << ir::print(small);
+  }
+  fmt::print("seeds {} to {}\n", kFirstSeed, kFirstSeed + kGraphs - 1);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Fuzz,
+                         ::testing::Values(std::pair{"TextRoundTrip", &text_round_trip},
+                                           std::pair{"PipelineIsIdempotent", &pipeline_is_idempotent},
+                                           std::pair{"PipelineKeepsTheMeaning", &pipeline_keeps_the_meaning},
+                                           std::pair{"CpuAgreesWithTheReference", &cpu_agrees_with_the_reference},
+                                           std::pair{"PlannedMemoryKeepsTheBits", &planned_memory_keeps_the_bits}),
+                         [](const auto& i) { return std::string(i.param.first); });
+
+TEST(Shrink, FindsTheOneNodeThatMatters) {
+  const Graph graph = testing::random_graph(kFirstSeed + 3, 30);
+  auto has_node = [](ir::Op op) {
+    return [op](const Graph& g) {
+      for (int id = 0; id < g.size(); ++id) {
+        if (g.node(id).op == op) return true;
+      }
+      return false;
+    };
+  };
+  for (ir::Op op : {ir::Op::conv_fprop, ir::Op::mul, ir::Op::tanh}) {
+    if (!has_node(op)(graph)) continue;
+    const Graph small = testing::shrink(graph, has_node(op));
+    EXPECT_LE(small.size(), 4) << ir::print(small);
+    EXPECT_TRUE(has_node(op)(small));
+  }
+}
+
+}  // namespace
+}  // namespace difuse

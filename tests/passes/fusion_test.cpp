@@ -1,0 +1,208 @@
+// The grower: text in, text out; what must not fuse; how many kernels are left.
+#include <gtest/gtest.h>
+
+#include "ir/text.h"
+#include "ir/verify.h"
+#include "passes/canonicalize.h"
+#include "passes/fusion/grow.h"
+#include "tests/passes/graphs.h"
+#include "tests/support/golden.h"
+
+namespace difuse::passes {
+namespace {
+
+ir::Graph parse_body(const std::string& text) { return ir::parse("graph g {\n" + text + "\n}\n"); }
+
+PassResult fuse(const ir::Graph& graph, FusionReport* report = nullptr, Fuel fuel = {}) {
+  const ir::DeviceSpec device;
+  PassContext context{device, fuel};
+  PassResult result = fuse_clusters(graph, context, report);
+  ir::verify(result.graph);
+  EXPECT_EQ(result.changed, ir::print(result.graph) != ir::print(graph));
+  return result;
+}
+
+ir::Graph canonical(const ir::Graph& graph) {
+  const ir::DeviceSpec device;
+  Fuel fuel;
+  PassContext context{device, fuel};
+  return canonicalize(graph, context).graph;
+}
+
+/// Fuses, compares the results with the unfused graph's and the text with the golden file, report included.
+ir::Graph expect_fused(const ir::Graph& graph, const std::string& golden) {
+  FusionReport report;
+  ir::Graph fused = fuse(graph, &report).graph;
+  tests::expect_same_results(graph, fused);
+  std::string text;
+  for (const std::string& line : report.lines) text += "# " + line + "\n";
+  tests::expect_golden("passes/golden/" + golden + ".ir", text + ir::print(fused));
+  return fused;
+}
+
+void expect_unchanged(const std::string& text) {
+  const ir::Graph graph = parse_body(text);
+  const PassResult result = fuse(graph);
+  EXPECT_FALSE(result.changed);
+  EXPECT_EQ(ir::print(result.graph), ir::print(graph));
+}
+
+// Names with Golden are run by ./dev update-golden.
+
+TEST(FusionGolden, PointwiseChainIsOneKernel) {
+  const ir::Graph graph = parse_body(R"(
+    %0 = input {name = "x", dtype = f32, shape = [2, 4, 4, 3]} : f32[2, 4, 4, 3]
+    %1 = input {name = "bias", dtype = f32, shape = [3]} : f32[3]
+    %2 = broadcast %1 {shape = [2, 4, 4, 3], dims = [3]} : f32[2, 4, 4, 3]
+    %3 = add %0, %2 : f32[2, 4, 4, 3]
+    %4 = constant {value = 2, dtype = f32, shape = [2, 4, 4, 3]} : f32[2, 4, 4, 3]
+    %5 = mul %3, %4 : f32[2, 4, 4, 3]
+    %6 = silu %5 : f32[2, 4, 4, 3]
+    output "y" = %6
+    output "inner" = %3)");
+  EXPECT_EQ(tests::kernel_count(expect_fused(graph, "pointwise_chain")), 1);
+}
+
+TEST(FusionGolden, ReductionsOverOneShapeShareOneRead) {
+  const ir::Graph graph = parse_body(R"(
+    %0 = input {name = "x", dtype = f32, shape = [2, 8, 8, 3]} : f32[2, 8, 8, 3]
+    %1 = input {name = "dy", dtype = f32, shape = [2, 8, 8, 3]} : f32[2, 8, 8, 3]
+    %2 = mul %0, %1 : f32[2, 8, 8, 3]
+    %3 = reduce_sum %2 {axes = [1, 2]} : f32[2, 3]
+    %4 = reduce_sum %1 {axes = [0, 1, 2]} : f32[3]
+    %5 = channel_moments %1 : f32[2, 1, 3], f32[2, 1, 3]
+    %6 = reduce_max %0 {axes = [3]} : f32[2, 8, 8]
+    output "a" = %3
+    output "b" = %4
+    output "mean" = %5.0
+    output "m2" = %5.1
+    output "c" = %6
+    output "product" = %2)");
+  EXPECT_EQ(tests::kernel_count(expect_fused(graph, "reductions_share_a_read")), 1);
+}
+
+TEST(FusionGolden, CastStaysWhereItIs) {
+  const ir::Graph graph = parse_body(R"(
+    %0 = input {name = "x", dtype = f32, shape = [2, 8, 8, 3]} : f32[2, 8, 8, 3]
+    %1 = silu %0 : f32[2, 8, 8, 3]
+    %2 = cast %1 {dtype = bf16} : bf16[2, 8, 8, 3]
+    %3 = channel_moments %2 : f32[2, 1, 3], f32[2, 1, 3]
+    output "y" = %2
+    output "mean" = %3.0)");
+  EXPECT_EQ(tests::kernel_count(expect_fused(graph, "cast_stays")), 1);
+}
+
+TEST(FusionGolden, NormBlockForwardAndBackward) {
+  const ir::Graph graph = canonical(tests::norm_block(2, 8, 8, 8, 2));
+  const ir::Graph fused = expect_fused(graph, "norm_block");
+  EXPECT_EQ(tests::kernel_count(graph), 56);
+  EXPECT_EQ(tests::kernel_count(fused), 22);
+}
+
+TEST(FusionGolden, AdamIsTwoPassesOverTheVector) {
+  const ir::Graph fused = expect_fused(tests::adam(100), "adam");
+  EXPECT_EQ(tests::kernel_count(fused), 3);  // The norm, its scalars, the update.
+}
+
+TEST(Fusion, ForwardSavesNothingThatTheBackwardCanRecompute) {
+  const ir::Graph fused = fuse(canonical(tests::norm_block(2, 8, 8, 8, 2))).graph;
+  // Of the full-size tensors that fusions make, the only ones are the second conv's operand and the two gradients.
+  int full_size = 0;
+  for (int id = 0; id < fused.size(); ++id) {
+    if (fused.node(id).op != ir::Op::fusion) continue;
+    for (const ir::Type& t : fused.node(id).types) full_size += t.shape == ir::Shape{2, 8, 8, 8};
+  }
+  EXPECT_EQ(full_size, 3);
+}
+
+TEST(Fusion, PathThatLeavesAndComesBackIsRefusedAndExplained) {
+  const ir::Graph graph = parse_body(R"(
+    %0 = input {name = "x", dtype = f32, shape = [4, 8]} : f32[4, 8]
+    %1 = exp %0 : f32[4, 8]
+    %2 = reduce_sum %1 {axes = [1]} : f32[4]
+    %3 = broadcast %2 {shape = [4, 8], dims = [0]} : f32[4, 8]
+    %4 = div %1, %3 : f32[4, 8]
+    output "softmax" = %4)");
+  FusionReport report;
+  const ir::Graph fused = fuse(graph, &report).graph;
+  tests::expect_same_results(graph, fused);
+  EXPECT_EQ(tests::kernel_count(fused), 2);
+  ASSERT_FALSE(report.lines.empty());
+  EXPECT_EQ(report.lines[0], "refused %1 exp with %4 div: a path goes round by %3 broadcast");
+}
+
+TEST(Fusion, RecomputeThatWouldReadMoreIsNotDone) {
+  // y is the sum of two images and is read twice after a matmul-like barrier: saving it moves less.
+  const ir::Graph graph = parse_body(R"(
+    %0 = input {name = "a", dtype = f32, shape = [2, 4, 4, 2]} : f32[2, 4, 4, 2]
+    %1 = input {name = "b", dtype = f32, shape = [2, 4, 4, 2]} : f32[2, 4, 4, 2]
+    %2 = add %0, %1 : f32[2, 4, 4, 2]
+    %3 = avg_pool %2 : f32[2, 2, 2, 2]
+    %4 = upsample_nearest %3 : f32[2, 4, 4, 2]
+    %5 = mul %2, %4 : f32[2, 4, 4, 2]
+    %6 = avg_pool %5 : f32[2, 2, 2, 2]
+    %7 = upsample_nearest %6 : f32[2, 4, 4, 2]
+    %8 = mul %2, %7 : f32[2, 4, 4, 2]
+    output "y" = %8)");
+  FusionReport report;
+  const PassResult result = fuse(graph, &report);
+  EXPECT_FALSE(result.changed);
+  for (const std::string& line : report.lines) EXPECT_EQ(line.find("recomputed"), std::string::npos) << line;
+}
+
+TEST(Fusion, LoneOpsStayPlainNodes) {
+  expect_unchanged(R"(
+    %0 = input {name = "x", dtype = f32, shape = [4, 8]} : f32[4, 8]
+    %1 = silu %0 : f32[4, 8]
+    output "y" = %1)");
+  expect_unchanged(R"(
+    %0 = input {name = "x", dtype = f32, shape = [4, 8]} : f32[4, 8]
+    %1 = reduce_sum %0 {axes = [1]} : f32[4]
+    output "y" = %1)");
+}
+
+TEST(Fusion, MovementContractionsAndRandomDrawsStayOutside) {
+  expect_unchanged(R"(
+    %0 = input {name = "x", dtype = f32, shape = [4, 8]} : f32[4, 8]
+    %1 = input {name = "seed", dtype = u32, shape = [2]} : u32[2]
+    %2 = input {name = "index", dtype = i32, shape = [4]} : i32[4]
+    %3 = input {name = "step", dtype = i32, shape = []} : i32[]
+    %4 = random_normal %1, %2, %3 {stream = 1, shape = [8]} : f32[4, 8]
+    %5 = transpose %4 {perm = [1, 0]} : f32[8, 4]
+    %6 = matmul %0, %5 {transpose_a = false, transpose_b = false} : f32[4, 4]
+    %7 = slice %6 {axis = 0, begin = 0, end = 2} : f32[2, 4]
+    %8 = reshape %7 {shape = [8]} : f32[8]
+    output "y" = %8)");
+}
+
+TEST(Fusion, OtherShapesStayApart) {
+  expect_unchanged(R"(
+    %0 = input {name = "x", dtype = f32, shape = [4, 8]} : f32[4, 8]
+    %1 = silu %0 : f32[4, 8]
+    %2 = reshape %1 {shape = [32]} : f32[32]
+    %3 = exp %2 : f32[32]
+    output "y" = %3)");
+}
+
+TEST(Fusion, IsIdempotent) {
+  for (const ir::Graph& graph : {canonical(tests::norm_block(2, 8, 8, 8, 2)), tests::adam(64)}) {
+    const ir::Graph once = fuse(graph).graph;
+    EXPECT_FALSE(fuse(once).changed);
+  }
+}
+
+TEST(Fusion, FuelBoundsTheFusions) {
+  const ir::Graph graph = canonical(tests::norm_block(2, 8, 8, 8, 2));
+  EXPECT_FALSE(fuse(graph, nullptr, Fuel(0)).changed);
+  int before = tests::kernel_count(graph);
+  for (int fuel = 1; fuel < 20; ++fuel) {
+    const ir::Graph fused = fuse(graph, nullptr, Fuel(fuel)).graph;
+    const int now = tests::kernel_count(fused);
+    EXPECT_LE(now, before) << fuel;
+    before = now;
+    if (fuel % 6 == 1) tests::expect_same_results(graph, fused);
+  }
+}
+
+}  // namespace
+}  // namespace difuse::passes

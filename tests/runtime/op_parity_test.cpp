@@ -1,0 +1,45 @@
+// Every op on the CPU backend against the fp64 reference, over the rows that all backends share.
+#include <gtest/gtest.h>
+
+#include "ir/op.h"
+#include "tests/runtime/cpu_run.h"
+#include "tests/support/op_rows.h"
+
+namespace difuse {
+namespace {
+
+using testing::CpuSettings;
+
+class OpParity : public ::testing::TestWithParam<testing::OpRow> {};
+
+TEST_P(OpParity, MatchesReferenceWhateverThreadsAndMemory) {
+  const testing::OpRow& row = GetParam();
+  const ir::TensorMap inputs = testing::random_inputs(row, 1);
+  const auto executor = testing::lower(row.graph);
+  const testing::CpuRun two = testing::run(*executor, inputs, {});
+  testing::expect_near_reference(row.graph, two, inputs, {}, row.tolerance);
+  testing::expect_same(two, testing::run(*executor, inputs, {}), "the second step");
+  testing::expect_same(two, testing::run_cpu(row.graph, inputs, {}, {.threads = 1}), "one thread");
+  testing::expect_same(two, testing::run_cpu(row.graph, inputs, {}, {.threads = 3}), "three threads");
+  testing::expect_same(two, testing::run_cpu(row.graph, inputs, {}, {.reuse_memory = false}), "fresh memory");
+  testing::expect_near_reference(row.graph, testing::run_cpu(row.graph, inputs, {}, {.plain = true}), inputs, {},
+                                 row.tolerance);
+  for (const auto& kernel : executor->plan().kernels) {
+    EXPECT_EQ(kernel->implementation.find("ref"), std::string::npos) << kernel->name << ": " << kernel->implementation;
+    EXPECT_FALSE(kernel->name.empty());
+    EXPECT_GT(kernel->bytes, 0) << kernel->name;
+  }
+}
+
+std::string test_name(const ::testing::TestParamInfo<testing::OpRow>& info) {
+  std::string name = info.param.name;
+  for (char& c : name) {
+    if (!std::isalnum(static_cast<unsigned char>(c))) c = '_';
+  }
+  return name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Rows, OpParity, ::testing::ValuesIn(testing::op_rows()), test_name);
+
+}  // namespace
+}  // namespace difuse
