@@ -158,6 +158,19 @@ void save_run(const fs::path& folder, const RunConfig& config, const ParameterLa
   }
 }
 
+void remove_leftovers(const fs::path& folder) {
+  for (const fs::path& at : {folder, folder / kFolderName, folder / "samples"}) {
+    std::vector<fs::path> leftovers;
+    std::error_code error;
+    for (fs::directory_iterator file(at, error), end; !error && file != end; file.increment(error)) {
+      const std::string name = file->path().filename().string();
+      const bool ours = name.starts_with(kFileName) || name.starts_with("step_") || name.starts_with("metrics.jsonl");
+      if (ours && name.find(".tmp") != std::string::npos) leftovers.push_back(file->path());
+    }
+    for (const fs::path& leftover : leftovers) fs::remove(leftover, error);
+  }
+}
+
 bool holds_checkpoint(const fs::path& folder) {
   std::error_code ignored;
   return fs::exists(folder / kFileName, ignored) || !numbered_files(folder).empty();

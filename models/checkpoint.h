@@ -73,6 +73,9 @@ void save_checkpoint(const std::filesystem::path& path, const RunConfig& config,
 void save_run(const std::filesystem::path& folder, const RunConfig& config, const ParameterLayout& layout,
               const StateValues& states, runtime::Cursor cursor, int64_t step, int64_t keep_last);
 
+/// Removes temporary files that a killed run left in its folder.
+void remove_leftovers(const std::filesystem::path& folder);
+
 /// The file that `path` stands for: itself, or the latest checkpoint in that folder. Error when the folder has none or
 /// there is nothing at `path`; `flag` names where the path came from.
 std::filesystem::path find_checkpoint(const std::filesystem::path& path, std::string_view flag);

@@ -35,7 +35,8 @@ SamplerConfig sampler_config(const SampleOptions& options, const DiffusionConfig
   SamplerConfig config;
   config.kind = options.sampler;
   const bool ddim = config.kind == SamplerKind::ddim;
-  config.steps = options.steps.value_or(ddim ? std::min<int64_t>(config.steps, diffusion.timesteps) : diffusion.timesteps);
+  config.steps =
+      options.steps.value_or(ddim ? std::min<int64_t>(config.steps, diffusion.timesteps) : diffusion.timesteps);
   if (config.steps > diffusion.timesteps) {
     wrong(fmt::format("--steps {} is more than the {} timesteps that '{}' was trained with", config.steps,
                       diffusion.timesteps, options.checkpoint.string()),
@@ -47,7 +48,8 @@ SamplerConfig sampler_config(const SampleOptions& options, const DiffusionConfig
   return config;
 }
 
-std::vector<float> read_weights(const Checkpoint& checkpoint, const std::string& weights, const ParameterLayout& layout) {
+std::vector<float> read_weights(const Checkpoint& checkpoint, const std::string& weights,
+                                const ParameterLayout& layout) {
   std::vector<std::string> names = {"raw"};
   for (size_t i = 0; i < checkpoint.config().training.optimizer.ema_decays.size(); ++i) names.push_back(ema_state(i));
   if (std::ranges::find(names, weights) == names.end()) {
@@ -88,8 +90,8 @@ runtime::Image Sampler::image_of(std::span<const float> pixels) const {
   return image;
 }
 
-std::vector<runtime::Image> Sampler::draw(std::span<const float> parameters, uint64_t seed, int64_t first, int64_t count,
-                                          const Continue& go_on) {
+std::vector<runtime::Image> Sampler::draw(std::span<const float> parameters, uint64_t seed, int64_t first,
+                                          int64_t count, const Continue& go_on) {
   executor_->write_state("params", std::as_bytes(parameters));
   const std::array<uint32_t, 2> words = seed_words(seed);
   executor_->write_state("seed", std::as_bytes(std::span(words)));
@@ -135,12 +137,12 @@ void sample(const SampleOptions& options, const ir::Options& environment) {
   std::fflush(stdout);
   const bool terminal = ::isatty(STDOUT_FILENO) == 1;
   Sampler compiled(config.unet, config.diffusion, sampler, environment, options.threads);
-  const auto images = compiled.draw(parameters, options.seed, options.first_index, options.count,
-                                    [terminal](int64_t done, int64_t of) {
-                                      if (terminal) fmt::print("\rstep {}/{}{}", done, of, done == of ? "\n" : "");
-                                      if (terminal) std::fflush(stdout);
-                                      return true;
-                                    });
+  const auto images =
+      compiled.draw(parameters, options.seed, options.first_index, options.count, [terminal](int64_t done, int64_t of) {
+        if (terminal) fmt::print("\rstep {}/{}{}", done, of, done == of ? "\n" : "");
+        if (terminal) std::fflush(stdout);
+        return true;
+      });
   const int columns = static_cast<int>(options.columns.value_or(grid_columns(options.count)));
   runtime::write_png(options.out, runtime::make_grid(images, columns, options.count > 1 ? 2 : 0));
   fmt::print("{}\n", options.out.string());

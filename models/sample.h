@@ -34,9 +34,9 @@ class Sampler {
   /// Called after every step with the steps done and in all; false stops.
   using Continue = std::function<bool(int64_t done, int64_t of)>;
 
-  /// Draws images first .. first + count - 1 as 8 bits a channel; empty when `go_on` stopped it. The last batch is filled
-  /// up with the images that would follow, so that no other batch size has to be compiled. `parameters` is the flat
-  /// vector of the model's layout.
+  /// Draws images first .. first + count - 1 as 8 bits a channel; empty when `go_on` stopped it. The last batch is
+  /// filled up with the images that would follow, so that no other batch size has to be compiled. `parameters` is the
+  /// flat vector of the model's layout.
   std::vector<runtime::Image> draw(std::span<const float> parameters, uint64_t seed, int64_t first, int64_t count,
                                    const Continue& go_on = {});
 
@@ -55,17 +55,17 @@ std::array<uint32_t, 2> seed_words(uint64_t seed);
 int grid_columns(int64_t count);
 
 struct SampleOptions {
-  std::filesystem::path checkpoint;     ///< A file, or a run's folder.
-  std::filesystem::path out;            ///< The PNG to write.
-  int64_t count = 16;                   ///< Images.
-  int64_t first_index = 0;              ///< Number of the first image.
+  std::filesystem::path checkpoint;  ///< A file, or a run's folder.
+  std::filesystem::path out;         ///< The PNG to write.
+  int64_t count = 16;                ///< Images.
+  int64_t first_index = 0;           ///< Number of the first image.
   uint64_t seed = 0;
   SamplerKind sampler = SamplerKind::ddim;
-  std::optional<int64_t> steps;         ///< 50 for ddim, all timesteps for ddpm.
-  std::optional<double> eta;            ///< Of ddim; 0.
-  std::optional<int64_t> batch;         ///< Images at a time.
-  std::optional<int64_t> columns;       ///< Of the grid.
-  std::string weights = "ema";          ///< "ema", "ema_1", ... or "raw".
+  std::optional<int64_t> steps;    ///< 50 for ddim, all timesteps for ddpm.
+  std::optional<double> eta;       ///< Of ddim; 0.
+  std::optional<int64_t> batch;    ///< Images at a time.
+  std::optional<int64_t> columns;  ///< Of the grid.
+  std::string weights = "ema";     ///< "ema", "ema_1", ... or "raw".
   int threads = 1;
 };
 

@@ -23,10 +23,10 @@
 #include "models/sample.h"
 #include "models/training_step.h"
 #include "models/unet.h"
+#include "runtime/atomic_file.h"
 #include "runtime/compile.h"
 #include "runtime/data/idx.h"
 #include "runtime/data/loader.h"
-#include "runtime/atomic_file.h"
 #include "runtime/jsonl.h"
 
 namespace difuse::models {
@@ -82,10 +82,8 @@ class Trainer {
         environment_(environment),
         config_(std::move(config)),
         layout_(std::move(layout)),
-        loader_(std::move(images), {.batch = config_.training.batch,
-                                    .seed = config_.run.seed,
-                                    .flip = config_.run.flip,
-                                    .start = cursor}),
+        loader_(std::move(images),
+                {.batch = config_.training.batch, .seed = config_.run.seed, .flip = config_.run.flip, .start = cursor}),
         executor_(std::move(executor)),
         log_(options.resume ? runtime::JsonlLog::resume(options.out / "metrics.jsonl", step)
                             : runtime::JsonlLog::create(options.out / "metrics.jsonl")),
@@ -193,9 +191,8 @@ class Trainer {
     throw Error(fmt::format("the gradient was not finite in {} steps in a row, the last of them step {}: {}",
                             kMostBadSteps, step_, names),
                 fmt::format("use a smaller --lr, or --clip-norm 1; {}",
-                            fs::exists(last, ignored)
-                                ? fmt::format("the last good checkpoint is '{}'", last.string())
-                                : std::string("no checkpoint was saved before")));
+                            fs::exists(last, ignored) ? fmt::format("the last good checkpoint is '{}'", last.string())
+                                                      : std::string("no checkpoint was saved before")));
   }
 
   void report(bool line) {
@@ -236,9 +233,7 @@ class Trainer {
     return values;
   }
 
-  void save() {
-    save_run(options_.out, config_, layout_, states(), loader_.cursor(), step_, options_.keep_last);
-  }
+  void save() { save_run(options_.out, config_, layout_, states(), loader_.cursor(), step_, options_.keep_last); }
 
   /// A grid of the same images every time, so that a run can be watched.
   void draw_samples(const InterruptGuard& interrupt) {
@@ -246,8 +241,7 @@ class Trainer {
       SamplerConfig sampling;
       sampling.steps = std::min(sampling.steps, config_.diffusion.timesteps);
       sampling.batch = kGridImages;
-      sampler_ =
-          std::make_unique<Sampler>(config_.unet, config_.diffusion, sampling, environment_, options_.threads);
+      sampler_ = std::make_unique<Sampler>(config_.unet, config_.diffusion, sampling, environment_, options_.threads);
     }
     std::vector<float> parameters(static_cast<size_t>(layout_.size()));
     executor_->read_state("ema", std::as_writable_bytes(std::span(parameters)));
@@ -296,13 +290,14 @@ int train(const TrainOptions& options, const ir::Options& environment) {
   std::unique_ptr<Checkpoint> resumed;
   if (options.resume) {
     const bool own = options.resume->empty();
-    resumed = std::make_unique<Checkpoint>(find_checkpoint(own ? options.out : *options.resume,
-                                                           own ? "--out" : "--resume"));
+    resumed =
+        std::make_unique<Checkpoint>(find_checkpoint(own ? options.out : *options.resume, own ? "--out" : "--resume"));
   }
   RunConfig config = settle_config(options, resumed.get());
   const fs::path resumed_path = resumed ? resumed->path() : fs::path();
   require_own_folder(options.out, resumed ? &resumed_path : nullptr);
   OutputFolder folder(options.out);
+  remove_leftovers(options.out);
   runtime::ImageSet images = runtime::read_idx(options.data);
   check_data(images, options.data, config, resumed.get());
   config.run.images = images.count;
@@ -324,7 +319,8 @@ int train(const TrainOptions& options, const ir::Options& environment) {
   auto executor = runtime::compile(std::move(graph), environment, options.threads);
   fmt::print("memory: {} arena\n", format_bytes(static_cast<uint64_t>(executor->arena_bytes())));
   if (resumed) {
-    for (const auto& [name, value] : resumed->states(executor->graph(), layout)) executor->write_state(name, value.bytes);
+    for (const auto& [name, value] : resumed->states(executor->graph(), layout))
+      executor->write_state(name, value.bytes);
   } else {
     start_states(*executor, config, layout);
   }

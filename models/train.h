@@ -21,17 +21,17 @@ struct TrainOptions {
   std::optional<std::filesystem::path> resume;
 
   // These decide the numbers: one that contradicts the checkpoint is an Error. The defaults are the preset's.
-  std::optional<std::string> model;         ///< The preset.
-  std::optional<int64_t> batch;             ///< Images a step.
-  std::optional<double> lr;                 ///< Learning rate of AdamW.
-  std::optional<int64_t> warmup;            ///< Steps over which the learning rate rises from 0.
-  std::optional<double> weight_decay;       ///< Of AdamW.
-  std::optional<double> clip_norm;          ///< Largest global norm of the gradient; 0: any.
-  std::optional<std::vector<double>> ema;   ///< Decays of the moving averages of the parameters.
-  std::optional<uint64_t> seed;             ///< Of everything random; 0.
-  std::optional<NoiseSchedule> schedule;    ///< Of the noise.
-  std::optional<int64_t> timesteps;         ///< Of the noise schedule.
-  std::optional<bool> flip;                 ///< Mirror images at random; not.
+  std::optional<std::string> model;        ///< The preset.
+  std::optional<int64_t> batch;            ///< Images a step.
+  std::optional<double> lr;                ///< Learning rate of AdamW.
+  std::optional<int64_t> warmup;           ///< Steps over which the learning rate rises from 0.
+  std::optional<double> weight_decay;      ///< Of AdamW.
+  std::optional<double> clip_norm;         ///< Largest global norm of the gradient; 0: any.
+  std::optional<std::vector<double>> ema;  ///< Decays of the moving averages of the parameters.
+  std::optional<uint64_t> seed;            ///< Of everything random; 0.
+  std::optional<NoiseSchedule> schedule;   ///< Of the noise.
+  std::optional<int64_t> timesteps;        ///< Of the noise schedule.
+  std::optional<bool> flip;                ///< Mirror images at random; not.
 
   // These decide when it stops and what it writes.
   std::optional<int64_t> steps;   ///< Steps in all, those before resuming included.

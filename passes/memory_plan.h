@@ -48,9 +48,12 @@ struct MemoryPlan {
 };
 
 struct MemoryOptions {
-  bool reuse = true;  ///< false: every value gets its own bytes, nothing is in place; the tests' yardstick.
+  /// false: every value gets its own bytes (but for reshape and view), nothing is in place; the tests' yardstick.
+  bool reuse = true;
 };
 
+/// Throws Error when two states exchange their old values, or an output is the old value of a state that is replaced:
+/// neither has a place to be kept in. A fusion must load an element before it stores one (in_place.h).
 MemoryPlan plan_memory(const ir::Graph& graph, const MemoryOptions& options = {});
 
 }  // namespace difuse::passes

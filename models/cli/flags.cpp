@@ -110,10 +110,20 @@ CLI::Option* add_choice(CLI::App& app, const std::string& flag, std::optional<st
   return finish(option, type, fallback);
 }
 
+CLI::Option* add_reals(CLI::App& app, const std::string& flag, std::optional<std::vector<double>>& to, RealRange range,
+                       const std::string& help, const std::string& fallback) {
+  const auto parse = [=, &to](const std::string& text) {
+    to.emplace();
+    for (const std::string& part : CLI::detail::split(text, ',')) to->push_back(parse_real(flag, part, range));
+  };
+  return finish(app.add_option_function<std::string>(flag, parse, help), "X[,X...]", fallback);
+}
+
 CLI::Option* add_text(CLI::App& app, const std::string& flag, std::optional<std::string>& to, const std::string& type,
                       const std::string& help, const std::string& fallback) {
-  return finish(app.add_option_function<std::string>(flag, [&to](const std::string& text) { to = text; }, help), type,
-                fallback);
+  return finish(app.add_option_function<std::string>(
+                    flag, [&to](const std::string& text) { to = text; }, help),
+                type, fallback);
 }
 
 CLI::Option* add_path(CLI::App& app, const std::string& flag, std::string& to, const std::string& help) {

@@ -42,6 +42,9 @@ CLI::Option* add_seed(CLI::App& app, const std::string& flag, std::optional<uint
                       const std::string& fallback = {});
 CLI::Option* add_choice(CLI::App& app, const std::string& flag, std::optional<std::string>& to,
                         std::vector<std::string> choices, const std::string& help, const std::string& fallback = {});
+/// Numbers separated by commas.
+CLI::Option* add_reals(CLI::App& app, const std::string& flag, std::optional<std::vector<double>>& to, RealRange range,
+                       const std::string& help, const std::string& fallback = {});
 /// Any text; `type` is shown in --help.
 CLI::Option* add_text(CLI::App& app, const std::string& flag, std::optional<std::string>& to, const std::string& type,
                       const std::string& help, const std::string& fallback = {});

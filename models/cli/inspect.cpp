@@ -57,8 +57,8 @@ void inspect_checkpoint(const fs::path& path) {
   fmt::print("checkpoint      {}\n", checkpoint.path().string());
   fmt::print("size            {}\n", format_bytes(fs::file_size(checkpoint.path())));
   fmt::print("step            {}\n", checkpoint.step());
-  fmt::print("images seen     {} of a data set of {}\n", format_count(static_cast<int64_t>(checkpoint.cursor().position)),
-             format_count(config.run.images));
+  fmt::print("images seen     {} of a data set of {}\n",
+             format_count(static_cast<int64_t>(checkpoint.cursor().position)), format_count(config.run.images));
   fmt::print("preset          {}, seed {}, flip {}, difuse {}\n", config.run.model, config.run.seed,
              config.run.flip ? "on" : "off", config.run.version);
   print_model(config);
@@ -114,8 +114,8 @@ int run_inspect(const std::string& what) {
 
 Action add_inspect(CLI::App& app) {
   auto what = std::make_shared<std::string>();
-  app.add_option("what", *what, fmt::format("A preset ({}), a checkpoint or run folder, or images",
-                                            fmt::join(preset_names(), ", ")))
+  app.add_option("what", *what,
+                 fmt::format("A preset ({}), a checkpoint or run folder, or images", fmt::join(preset_names(), ", ")))
       ->type_name("WHAT");
   return [what](const CommandContext&) { return run_inspect(*what); };
 }

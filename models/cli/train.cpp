@@ -17,18 +17,10 @@ constexpr WholeRange kCount{1, int64_t{1} << 31};
 constexpr const char* kPreset = "the preset's";
 constexpr WholeRange kMaybe{0, int64_t{1} << 31};
 
-std::vector<double> parse_decays(const std::string& text) {
-  std::vector<double> decays;
-  for (const std::string& part : CLI::detail::split(text, ',')) {
-    decays.push_back(parse_real("--ema", part, {.least = 0, .most = 1, .open_above = true}));
-  }
-  return decays;
-}
-
 struct TrainFlags {
   TrainOptions options;
   std::string data, out, resume;
-  std::optional<std::string> device, dtype, schedule, ema;
+  std::optional<std::string> device, dtype, schedule;
   std::optional<int64_t> save_every, keep_last, sample_every, log_every, threads;
   CLI::Option* resume_flag = nullptr;
   CLI::Option* flip_flag = nullptr;
@@ -51,7 +43,6 @@ int run_train(TrainFlags& flags, const CommandContext& context) {
   options.sample_every = flags.sample_every.value_or(options.sample_every);
   options.log_every = flags.log_every.value_or(options.log_every);
   if (flags.schedule) options.schedule = parse_noise_schedule(*flags.schedule);
-  if (flags.ema) options.ema = parse_decays(*flags.ema);
   options.threads = resolve_threads(flags.threads);
   options.started = context.started;
   require_cpu_f32(flags.device, flags.dtype);
@@ -68,7 +59,8 @@ Action add_train(CLI::App& app) {
   add_path(app, "--out", flags->out, "Folder of the run: checkpoint, samples, metrics");
   add_choice(app, "--model", o.model, preset_names(), "Preset; difuse inspect NAME describes it");
   add_whole(app, "--steps", o.steps, kCount, "Stop after so many steps in all; resumed ones count");
-  add_real(app, "--minutes", o.minutes, {.least = 0, .most = 1e7, .open = true}, "Stop after so much time since the start and save");
+  add_real(app, "--minutes", o.minutes, {.least = 0, .most = 1e7, .open = true},
+           "Stop after so much time since the start and save");
   flags->resume_flag = app.add_option_function<std::string>(
                               "--resume", [flags](const std::string& path) { flags->resume = path; },
                               "Go on from a checkpoint or run folder; without a value, from --out")
@@ -81,7 +73,8 @@ Action add_train(CLI::App& app) {
   add_whole(app, "--warmup", o.warmup, kMaybe, "Steps over which the learning rate rises from 0", kPreset);
   add_real(app, "--weight-decay", o.weight_decay, {0, 1e3}, "Weight decay of AdamW", kPreset);
   add_real(app, "--clip-norm", o.clip_norm, {0}, "Largest global norm of the gradient; 0: no limit", kPreset);
-  add_text(app, "--ema", flags->ema, "X[,X...]", "Decay of the moving average of the weights", kPreset);
+  add_reals(app, "--ema", o.ema, {.least = 0, .most = 1, .open_above = true},
+            "Decay of the moving average of the weights; several make several averages", kPreset);
   add_choice(app, "--schedule", flags->schedule, {"linear", "cosine"}, "Noise schedule", kPreset);
   add_whole(app, "--timesteps", o.timesteps, {2, 1 << 20}, "Timesteps of the noise schedule", kPreset);
   add_seed(app, "--seed", o.seed, "Seed of everything random", "0");

@@ -1,6 +1,10 @@
 #include "models/run/interrupt.h"
 
+#include <unistd.h>
+
 #include <atomic>
+#include <cerrno>
+#include <string_view>
 
 namespace difuse::models {
 namespace {
@@ -10,11 +14,15 @@ std::atomic<int> received{0};
 static_assert(std::atomic<int>::is_always_lock_free);
 
 void remember(int number) {
+  const int old_errno = errno;
   received = number;
+  constexpr std::string_view kMessage = "\nfinishing the step and saving; the same signal again stops at once\n";
+  static_cast<void>(!::write(STDERR_FILENO, kMessage.data(), kMessage.size()));
   struct sigaction standard {};
   standard.sa_handler = SIG_DFL;
   ::sigaction(SIGINT, &standard, nullptr);
   ::sigaction(SIGTERM, &standard, nullptr);
+  errno = old_errno;
 }
 
 }  // namespace

@@ -34,9 +34,10 @@ std::string Progress::eta(const ProgressLine& line) const {
 void Progress::show(const ProgressLine& line) {
   const std::string of = goal_.steps ? fmt::format("/{}", *goal_.steps) : std::string();
   const std::string loss = std::isfinite(line.loss) ? fmt::format("{:.4f}", line.loss) : std::string("-");
-  std::string text = fmt::format("step {}{}  loss {}  grad {:.3g}  {:.1f} images/s  {}  {}  data wait {:.0f} %",
-                                 line.step, of, loss, line.grad_norm, line.rate, eta(line),
-                                 format_bytes(static_cast<uint64_t>(line.memory)), 100 * line.wait_share);
+  const std::string grad = std::isfinite(line.grad_norm) ? fmt::format("{:.3g}", line.grad_norm) : std::string("-");
+  std::string text =
+      fmt::format("step {}{}  loss {}  grad {}  {:.1f} images/s  {}  {}  data wait {:.0f} %", line.step, of, loss, grad,
+                  line.rate, eta(line), format_bytes(static_cast<uint64_t>(line.memory)), 100 * line.wait_share);
   if (terminal_) {
     const size_t length = text.size();
     text.resize(std::max(length, width_), ' ');  // Covers what is left of a longer line.

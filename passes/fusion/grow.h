@@ -1,11 +1,11 @@
 // Fusion: nodes that run over one shape become one kernel.
 //
 // Before: any graph. After: clusters of elementwise ops, and reductions of one tensor, are `fusion` nodes; every value
-// that someone outside reads is a result. One algorithm for all: a cluster grows from a hero (a reduction, otherwise
-// an elementwise op) over the hero's iteration shape. It takes in whoever runs over the same shape and shares data with
-// it: producers of what it reads (its prologue), readers of what it makes (its epilogue), and readers of what it reads
-// (siblings: the operand is then read once). Broadcasts and constants are copied into each body, so an operand that is
-// repeated stays small in memory.
+// that someone outside reads is a result. One algorithm for all, by trait: a cluster has one iteration shape, and takes
+// in whoever runs over that shape and shares data with it. First every elementwise op joins those who read it, last
+// nodes first (the heroes' prologues); then each hero (reductions, otherwise elementwise ops) takes in, first nodes
+// first, readers of what it makes (its epilogue) and readers of what it reads (siblings: the operand is then read
+// once). Broadcasts and constants are copied into each body, so an operand that is repeated stays small in memory.
 //
 // Legal: no path leaves a cluster and comes back, so a reduction is never read inside its own body. Contractions, data
 // movement, random draws, views and group_finish stay outside.

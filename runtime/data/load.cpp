@@ -26,7 +26,8 @@ void check(const LoadSettings& settings) {
     throw Error(fmt::format("--channels {} is not a number of channels of images", settings.channels),
                 "give --channels 1, 3 or 4", ExitCode::wrong_usage);
   }
-  if (settings.size.height < 0 || settings.size.width < 0 || (settings.size.height == 0) != (settings.size.width == 0)) {
+  if (settings.size.height < 0 || settings.size.width < 0 ||
+      (settings.size.height == 0) != (settings.size.width == 0)) {
     throw Error(fmt::format("--image-size {} is not a size of images", describe(settings.size)),
                 "give a height and a width of 1 or more", ExitCode::wrong_usage);
   }

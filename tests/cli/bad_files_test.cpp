@@ -69,7 +69,8 @@ TEST_P(BadCheckpoints, IsNamedForWhatItIs) {
   ASSERT_EQ(difuse(train_words(data, folder / "good", {"--steps", "1"})).exit_code, 0);
   write_file(file, GetParam().contents(read_file(folder / "good" / "checkpoint.safetensors")));
   const std::string out = (folder / "a.png").string();
-  expect_refused(difuse({"sample", "--checkpoint", file.string(), "--out", out}), 1, {file.string(), GetParam().message});
+  expect_refused(difuse({"sample", "--checkpoint", file.string(), "--out", out}), 1,
+                 {file.string(), GetParam().message});
   expect_refused(difuse({"inspect", file.string()}), 1, {file.string(), GetParam().message});
   expect_refused(difuse(train_words(data, folder / "next", {"--resume", file.string()})), 1,
                  {file.string(), GetParam().message});
@@ -88,14 +89,17 @@ INSTANTIATE_TEST_SUITE_P(
     Files, BadCheckpoints,
     testing::Values(
         BadCheckpoint{"Empty", [](const std::string&) { return std::string(); }, "is empty"},
-        BadCheckpoint{"Truncated", [](const std::string& good) { return good.substr(0, good.size() / 2); }, "truncated"},
+        BadCheckpoint{"Truncated", [](const std::string& good) { return good.substr(0, good.size() / 2); },
+                      "truncated"},
         BadCheckpoint{"LfsPointer",
                       [](const std::string&) {
                         return std::string("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n");
                       },
                       "LFS"},
-        BadCheckpoint{"WebPage", [](const std::string&) { return std::string("<!DOCTYPE html><html></html>"); }, "web page"},
-        BadCheckpoint{"Pickle", [](const std::string&) { return std::string("\x80\x02}q\x00(X\x05\x00\x00\x00model", 18); },
+        BadCheckpoint{"WebPage", [](const std::string&) { return std::string("<!DOCTYPE html><html></html>"); },
+                      "HTML"},
+        BadCheckpoint{"Pickle",
+                      [](const std::string&) { return std::string("\x80\x02}q\x00(X\x05\x00\x00\x00model", 18); },
                       "pickle"},
         BadCheckpoint{"ForeignSafetensors",
                       [](const std::string&) {
@@ -103,15 +107,12 @@ INSTANTIATE_TEST_SUITE_P(
                         return std::string(1, static_cast<char>(header.size())) + std::string(7, '\0') + header + "x";
                       },
                       "not a checkpoint of difuse"},
-        BadCheckpoint{"AnotherFormat",
-                      [](const std::string& good) {
-                        return altered(good, R"("difuse.format":"1")", R"("difuse.format":"9")");
-                      },
-                      "format 9"},
+        BadCheckpoint{
+            "AnotherFormat",
+            [](const std::string& good) { return altered(good, R"("difuse.format":"1")", R"("difuse.format":"9")"); },
+            "format 9"},
         BadCheckpoint{"ImpossibleModel",
-                      [](const std::string& good) {
-                        return altered(good, R"(\"groups\":8)", R"(\"groups\":7)");
-                      },
+                      [](const std::string& good) { return altered(good, R"(\"groups\":8)", R"(\"groups\":7)"); },
                       "impossible"}),
     [](const auto& row) { return row.param.name; });
 

@@ -85,7 +85,8 @@ TEST_F(Sample, RefusesWhatTheCheckpointCannotDo) {
                  {"--steps 1001", "1000 timesteps"});
   expect_refused(difuse({"sample", "--checkpoint", from, "--out", out, "--weights", "ema_1"}), 2,
                  {"--weights 'ema_1'", "raw, ema"});
-  expect_refused(difuse({"sample", "--checkpoint", from, "--out", out, "--sampler", "ddpm", "--eta", "1"}), 2, {"--eta"});
+  expect_refused(difuse({"sample", "--checkpoint", from, "--out", out, "--sampler", "ddpm", "--eta", "1"}), 2,
+                 {"--eta"});
   expect_refused(difuse({"sample", "--checkpoint", from, "--out", (folder_ / "no" / "a.png").string()}), 2,
                  {"no", "does not exist"});
   EXPECT_FALSE(fs::exists(out));

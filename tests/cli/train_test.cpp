@@ -1,8 +1,11 @@
 // Training with the real binary: what it writes, and that it goes on exactly.
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <csignal>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <thread>
 
 #include "runtime/png.h"
 #include "tests/cli/failure.h"
@@ -118,10 +121,10 @@ TEST_F(Train, MinutesAreANormalStop) {
 }
 
 TEST_F(Train, SignalsFinishTheStepAndSave) {
-  const std::string whole = train("whole", {"--steps", "400"});
+  const std::string whole = train("whole", {"--steps", "200"});
   for (const auto& [signal, exit_code] : {std::pair{SIGINT, 130}, std::pair{SIGTERM, 143}}) {
     const fs::path out = run(signal == SIGINT ? "int" : "term");
-    Process process(train_words(data(), out, {"--steps", "400", "--log-every", "1"}));
+    Process process(train_words(data(), out, {"--steps", "200", "--log-every", "1"}));
     ASSERT_TRUE(process.wait_for_output("step 3/", 60));
     process.send(signal);
     const Outcome outcome = process.wait();
@@ -129,14 +132,48 @@ TEST_F(Train, SignalsFinishTheStepAndSave) {
     EXPECT_EQ(outcome.last_line(), checkpoint(out).string());
     // Nothing but the checkpoint and the metrics, and the run goes on to the same end.
     EXPECT_EQ(std::distance(fs::directory_iterator(out), {}), 2);
-    EXPECT_TRUE(train(out.filename().c_str(), {"--steps", "400", "--resume"}) == whole);
+    EXPECT_TRUE(train(out.filename().c_str(), {"--steps", "200", "--resume"}) == whole);
+  }
+}
+
+TEST_F(Train, ASecondSignalKillsAtOnce) {
+  write_idx(data(), 300, 28, 28);
+  Process process({"train", "--data", data().string(), "--out", run("a").string(), "--model", "fashion-demo", "--batch",
+                   "300"});  // Long steps.
+  ASSERT_TRUE(process.wait_for_output("step 1 ", 120));
+  process.send(SIGINT);
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  process.send(SIGINT);
+  const Outcome outcome = process.wait();
+  EXPECT_EQ(outcome.killed_by, SIGINT) << outcome.exit_code;
+  EXPECT_CONTAINS(outcome.err, "again stops at once");
+  EXPECT_FALSE(fs::exists(checkpoint(run("a"))));
+}
+
+TEST_F(Train, GoesOnAfterKillsAtAnyMoment) {
+  const Words more = {"--steps", "30", "--save-every", "3", "--keep-last", "2"};
+  const std::string whole = train("whole", more);
+  Words again = more;
+  again.push_back("--resume");
+  for (int kill = 0; kill < 5; ++kill) {
+    const bool started = fs::exists(checkpoint(run("a")));
+    Process process(train_words(data(), run("a"), started ? again : more));
+    process.wait_for_output(started ? "step " : "step 5/", 60);
+    std::this_thread::sleep_for(std::chrono::milliseconds(7 * kill));
+    process.send(SIGKILL);
+    process.wait();
+  }
+  EXPECT_TRUE(train("a", again) == whole);
+  for (const auto& file : fs::recursive_directory_iterator(run("a"))) {
+    EXPECT_FALSE(contains(file.path().string(), ".tmp")) << file.path();
   }
 }
 
 TEST_F(Train, StopsWhenTheGradientStaysNotFinite) {
-  const Outcome outcome = difuse(train_words(data(), run("a"), {"--steps", "100", "--lr", "1e30", "--save-every", "1"}));
+  const Outcome outcome =
+      difuse(train_words(data(), run("a"), {"--steps", "100", "--lr", "1e30", "--save-every", "1"}));
   EXPECT_EQ(outcome.exit_code, 1);
-  EXPECT_CONTAINS(outcome.out, "the gradient is not finite, the step is skipped (1 so far): out.2.bias");
+  EXPECT_CONTAINS(outcome.out, "the gradient is not finite, the step is skipped (1 so far): out.");
   EXPECT_CONTAINS(outcome.err, "not finite in 10 steps in a row");
   EXPECT_CONTAINS(outcome.err, "--lr");
   EXPECT_CONTAINS(outcome.err, checkpoint(run("a")).string());
@@ -166,8 +203,9 @@ TEST_F(Train, ASecondRunDoesNotOverwriteTheFirst) {
   const std::string before = read_file(checkpoint(run("a")));
   expect_refused(difuse(train_words(data(), run("a"), {"--steps", "2"})), 2, {"--out", "--resume"});
   train("b", {"--steps", "1", "--seed", "9"});
-  expect_refused(difuse({"train", "--resume", run("b").string(), "--data", data().string(), "--out", run("a").string()}),
-                 2, {"--out", "another run"});
+  expect_refused(
+      difuse({"train", "--resume", run("b").string(), "--data", data().string(), "--out", run("a").string()}), 2,
+      {"--out", "another run"});
   EXPECT_TRUE(read_file(checkpoint(run("a"))) == before);
 }
 

@@ -31,7 +31,8 @@ INSTANTIATE_TEST_SUITE_P(
         Usage{"UnknownFlagWithValue", {"sample", "--chekpoint=a"}, {"'--chekpoint'", "did you mean '--checkpoint'?"}},
         Usage{"StrayWord", {"train", "images"}, {"'images'", "difuse train --help"}},
         Usage{"NoValue", {"train", "--lr"}, {"--lr needs a value"}},
-        Usage{"UnknownPreset", {"train", "--model", "tinny"}, {"--model 'tinny'", "did you mean 'tiny'?", "mnist-small"}},
+        Usage{
+            "UnknownPreset", {"train", "--model", "tinny"}, {"--model 'tinny'", "did you mean 'tiny'?", "mnist-small"}},
         Usage{"UnknownSchedule", {"train", "--schedule", "cosin"}, {"--schedule 'cosin'", "'cosine'", "linear"}},
         Usage{"UnknownSampler", {"sample", "--sampler", "euler"}, {"--sampler 'euler'", "ddim, ddpm"}},
         Usage{"NotANumber", {"train", "--batch", "many"}, {"--batch 'many'", "whole number"}},

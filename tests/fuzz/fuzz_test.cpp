@@ -140,7 +140,7 @@ TEST_P(Fuzz, RandomGraphs) {
     }
   };
   for (uint64_t seed = kFirstSeed; seed < kFirstSeed + kGraphs; ++seed) {
-    const Graph graph = testing::random_graph(seed, 4 + static_cast<int>(seed % 24));
+    const Graph graph = testing::random_graph(seed, 4 + static_cast<int>(seed % 12));
     const auto wrong = check(graph, seed);
     if (!wrong) continue;
     const Graph small = testing::shrink(graph, [&](const Graph& g) { return check(g, seed).has_value(); });

@@ -227,8 +227,10 @@ class Generator {
       if (s[3] % g == 0) groups.push_back(g);
     }
     const auto stats = b_.group_finish({b_.channel_moments(x)}, {pick(groups), 1e-2, s[1], s[2]});
-    const Value z =
-        b_.mul(b_.sub(x, b_.broadcast_image_channels(stats.mean, s)), b_.broadcast_image_channels(stats.rstd, s));
+    // The shift keeps sums over z from being zero by construction, where an error has no scale.
+    const Value z = b_.add(
+        b_.mul(b_.sub(x, b_.broadcast_image_channels(stats.mean, s)), b_.broadcast_image_channels(stats.rstd, s)),
+        b_.broadcast_channels(weights({s[3]}), s));
     keep(coin() ? b_.silu(z) : z);
     if (coin()) keep(stats.mean);
   }
@@ -407,10 +409,12 @@ std::vector<Graph> smaller(const Graph& graph) {
     }
     // Moments are tied to group_finish; an input in their place would be no statistics of anything.
     if (node.op == Op::channel_moments) continue;
-    result.push_back(with_stand_in(graph, id, [id](Graph& to, const ir::Node& n, const std::vector<Value>&) {
+    result.push_back(with_stand_in(graph, id, [id, &graph](Graph& to, const ir::Node& n, const std::vector<Value>&) {
       std::vector<Value> leaves;
-      for (size_t r = 0; r < n.types.size(); ++r) {
-        leaves.push_back(Builder(to).input("cut" + std::to_string(id) + "_" + std::to_string(to.size()), n.types[r]));
+      for (const Type& type : n.types) {
+        std::string name = "cut" + std::to_string(id);
+        while (to.find_input(name).valid() || graph.find_input(name).valid()) name += '_';
+        leaves.push_back(Builder(to).input(name, type));
       }
       return leaves;
     }));

@@ -7,7 +7,7 @@
 
 #include "ir/builder.h"
 #include "ir/text.h"
-#include "tests/runtime/cpu_run.h"
+#include "tests/support/backend/cpu_run.h"
 #include "tests/support/op_rows.h"
 
 namespace difuse {

@@ -7,7 +7,7 @@
 #include "ir/builder.h"
 #include "ir/op.h"
 #include "passes/memory_plan.h"
-#include "tests/runtime/cpu_run.h"
+#include "tests/support/backend/cpu_run.h"
 #include "tests/support/op_rows.h"
 
 namespace difuse {
@@ -333,6 +333,18 @@ TEST(CpuFusion, MovementInsideABody) {
   f.result(b.avg_pool(whole));
   f.result(b.transpose(b.neg(x), {3, 0, 1, 2}));
   check(f.finish(Hero::conv));
+}
+
+// Long enough that the scores of an image are made in several blocks of query rows, the last one shorter.
+TEST(CpuFusion, AttentionInBlocksOfRows) {
+  Graph graph("attention");
+  Builder b(graph);
+  const ir::AttentionAttrs attrs{2, ir::QkvOrder::heads_first};
+  const Value qkv = b.input("qkv", f32({2, 700, 24}));
+  const auto a = b.attention(qkv, attrs);
+  graph.set_output("out", a.out);
+  graph.set_output("grad", b.attention_grad(qkv, a.out, a.lse, b.input("dout", f32({2, 700, 8})), attrs));
+  check(graph);
 }
 
 // Image i of a batch has the bits that it has alone.

@@ -22,10 +22,14 @@ constexpr int kLossy = 12;  // How far JPEG and lossy WebP may be off, anywhere.
 /// Smooth, and different in every channel and direction, so that a swap shows.
 int smooth(int x, int y, int c) {
   switch (c) {
-    case 0: return x * 9;
-    case 1: return y * 12;
-    case 2: return 200 - x * 3 - y * 4;
-    default: return 55 + x * 4 + y * 5;
+    case 0:
+      return x * 9;
+    case 1:
+      return y * 12;
+    case 2:
+      return 200 - x * 3 - y * 4;
+    default:
+      return 55 + x * 4 + y * 5;
   }
 }
 int grey(int x, int y, int) { return x * 6 + y * 5; }
@@ -112,7 +116,8 @@ void add_png(std::vector<DirtyFile>& files) {
   animated.before_pixels = png_chunk("acTL", "\0\0\0\x02\0\0\0\0"s);
   used("png/animated.apng", encode_png(animated, smooth), "PNG RGB, animated", expect(3, smooth));
   PngSpec profiled = png(2, 8);
-  profiled.before_pixels = png_chunk("gAMA", "\0\x01\x86\xa0"s) + png_chunk("iCCP", "broken") + png_chunk("tEXt", "k\0v"s);
+  profiled.before_pixels =
+      png_chunk("gAMA", "\0\x01\x86\xa0"s) + png_chunk("iCCP", "broken") + png_chunk("tEXt", "k\0v"s);
   used("png/gamma_and_broken_profile.png", encode_png(profiled, smooth), "PNG RGB", expect(3, smooth));
   PngSpec turned = png(2, 8);
   turned.before_pixels = png_chunk("eXIf", exif_block(3, true));
@@ -133,12 +138,13 @@ void add_jpeg(std::vector<DirtyFile>& files) {
   used("jpeg/progressive.jpg", encode_jpeg(progressive, smooth), "JPEG RGB", expect(3, smooth));
   arithmetic.arithmetic = true;
   used("jpeg/arithmetic.jpg", encode_jpeg(arithmetic, smooth), "JPEG RGB", expect(3, smooth));
-  used("jpeg/garbage_before_the_end.jpg",
-       [] {
-         std::string file = encode_jpeg(jpeg(3), smooth);
-         return file.insert(file.size() - 2, 5, '\0');
-       }(),
-       "JPEG RGB", expect(3, smooth));
+  used(
+      "jpeg/garbage_before_the_end.jpg",
+      [] {
+        std::string file = encode_jpeg(jpeg(3), smooth);
+        return file.insert(file.size() - 2, 5, '\0');
+      }(),
+      "JPEG RGB", expect(3, smooth));
 
   // What is stored with an Adobe marker are complements: R = C * K / 255. Without one the inks themselves.
   const auto product = [](int a, int k) { return (a * k + 127) / 255; };
@@ -160,14 +166,22 @@ void add_jpeg(std::vector<DirtyFile>& files) {
     const auto shown = [&](int x, int y, int c) {
       const int right = kWidth - 1, bottom = kHeight - 1;
       switch (orientation) {
-        case 1: return smooth(x, y, c);                   // top, left
-        case 2: return smooth(right - x, y, c);           // top, right
-        case 3: return smooth(right - x, bottom - y, c);  // bottom, right
-        case 4: return smooth(x, bottom - y, c);          // bottom, left
-        case 5: return smooth(y, x, c);                   // left, top
-        case 6: return smooth(y, bottom - x, c);          // right, top
-        case 7: return smooth(right - y, bottom - x, c);  // right, bottom
-        default: return smooth(right - y, x, c);          // left, bottom
+        case 1:
+          return smooth(x, y, c);  // top, left
+        case 2:
+          return smooth(right - x, y, c);  // top, right
+        case 3:
+          return smooth(right - x, bottom - y, c);  // bottom, right
+        case 4:
+          return smooth(x, bottom - y, c);  // bottom, left
+        case 5:
+          return smooth(y, x, c);  // left, top
+        case 6:
+          return smooth(y, bottom - x, c);  // right, top
+        case 7:
+          return smooth(right - y, bottom - x, c);  // right, bottom
+        default:
+          return smooth(right - y, x, c);  // left, bottom
       }
     };
     Image expected = swap ? picture(kHeight, kWidth, 3, shown) : picture(kWidth, kHeight, 3, shown);
@@ -187,7 +201,9 @@ void add_webp(std::vector<DirtyFile>& files) {
                    "WebP RGB + alpha, animated", rgba, 0});
 }
 
-std::string replaced(std::string text, std::size_t at, const std::string& by) { return text.replace(at, by.size(), by); }
+std::string replaced(std::string text, std::size_t at, const std::string& by) {
+  return text.replace(at, by.size(), by);
+}
 
 void add_bad(std::vector<DirtyFile>& files) {
   const auto bad = [&](const std::string& name, const std::string& contents, const std::string& says) {
@@ -212,7 +228,8 @@ void add_bad(std::vector<DirtyFile>& files) {
   bad("bad/pointer.png", "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n", "is a Git LFS pointer");
   bad("bad/animation.webp", "GIF89a\x01\0\x01\0"s, "is a GIF image");
   bad("bad/zeros.jpeg", std::string(300, '\0'), "is not an image that is known");
-  bad("bad/zero_width.png", repair_checksums(replaced(good_png, 16, "\0\0\0\0"s)), "has no pixels: its header says 0 x 20");
+  bad("bad/zero_width.png", repair_checksums(replaced(good_png, 16, "\0\0\0\0"s)),
+      "has no pixels: its header says 0 x 20");
   // SOF0's height and width; its marker is found, not assumed.
   const std::size_t frame = good_jpeg.find("\xff\xc0"s);
   bad("bad/zero_height.jpg", replaced(good_jpeg, frame + 5, "\0\0"s), "has no pixels");

@@ -67,9 +67,7 @@ std::string png_rows(const PngSpec& spec, const Sample& sample, int first_x, int
   return rows;
 }
 
-std::string take(std::uint8_t* bytes, std::size_t size) {
-  return {reinterpret_cast<const char*>(bytes), size};
-}
+std::string take(std::uint8_t* bytes, std::size_t size) { return {reinterpret_cast<const char*>(bytes), size}; }
 
 void require(bool done, const char* what) {
   if (!done) throw std::runtime_error(what);
@@ -116,8 +114,8 @@ std::string repair_checksums(std::string png) {
 }
 
 std::string encode_png(const PngSpec& spec, const Sample& sample) {
-  std::string header = big_endian(static_cast<std::uint32_t>(spec.width)) +
-                       big_endian(static_cast<std::uint32_t>(spec.height));
+  std::string header =
+      big_endian(static_cast<std::uint32_t>(spec.width)) + big_endian(static_cast<std::uint32_t>(spec.height));
   header += {static_cast<char>(spec.bits), static_cast<char>(spec.type), 0, 0, static_cast<char>(spec.interlaced)};
   std::string file = "\x89PNG\r\n\x1a\n" + png_chunk("IHDR", header);
   std::string palette;
@@ -147,8 +145,8 @@ std::string exif_block(int orientation, bool motorola) {
     return text;
   };
   std::string block = motorola ? "MM" : "II";
-  block += number(42, 2) + number(8, 4) + number(2, 2);                                       // Two entries.
-  block += number(0x0100, 2) + number(4, 2) + number(1, 4) + number(640, 4);                  // ImageWidth.
+  block += number(42, 2) + number(8, 4) + number(2, 2);                       // Two entries.
+  block += number(0x0100, 2) + number(4, 2) + number(1, 4) + number(640, 4);  // ImageWidth.
   block += number(0x0112, 2) + number(3, 2) + number(1, 4) + number(static_cast<std::uint32_t>(orientation), 2);
   return block + number(0, 2) + number(0, 4);
 }

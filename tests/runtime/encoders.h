@@ -25,9 +25,9 @@ struct PngSpec {
   int type = 0;  ///< PNG's colour type: 0 grey, 2 RGB, 3 palette, 4 grey + alpha, 6 RGBA.
   int bits = 8;
   bool interlaced = false;
-  std::vector<std::array<int, 3>> palette;
-  std::string transparency;  ///< Contents of tRNS; none when empty.
-  std::string before_pixels;  ///< Whole chunks to put in front of the pixels.
+  std::vector<std::array<int, 3>> palette = {};
+  std::string transparency = {};   ///< Contents of tRNS; none when empty.
+  std::string before_pixels = {};  ///< Whole chunks to put in front of the pixels.
 };
 std::string encode_png(const PngSpec& spec, const Sample& sample);
 std::string png_chunk(std::string_view name, std::string_view contents);
@@ -37,12 +37,12 @@ std::string repair_checksums(std::string png);
 struct JpegSpec {
   int width = 0;
   int height = 0;
-  int channels = 3;        ///< 1 grey, 3 RGB in, YCbCr stored, 4 CMYK in.
-  bool ycck = false;       ///< Store 4 channels as YCCK.
-  bool adobe = true;       ///< Write the Adobe marker where 4 channels have one.
+  int channels = 3;   ///< 1 grey, 3 RGB in, YCbCr stored, 4 CMYK in.
+  bool ycck = false;  ///< Store 4 channels as YCCK.
+  bool adobe = true;  ///< Write the Adobe marker where 4 channels have one.
   bool progressive = false;
   bool arithmetic = false;
-  int orientation = 0;     ///< EXIF orientation; 0: no EXIF.
+  int orientation = 0;  ///< EXIF orientation; 0: no EXIF.
 };
 std::string encode_jpeg(const JpegSpec& spec, const Sample& sample);
 /// A TIFF block, as EXIF wants it, with this orientation.

@@ -6,7 +6,7 @@
 #include "ir/error.h"
 #include "passes/autodiff.h"
 #include "runtime/compile.h"
-#include "tests/runtime/cpu_run.h"
+#include "tests/support/backend/cpu_run.h"
 #include "tests/support/op_rows.h"
 
 namespace difuse {

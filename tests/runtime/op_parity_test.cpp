@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "ir/op.h"
-#include "tests/runtime/cpu_run.h"
+#include "tests/support/backend/cpu_run.h"
 #include "tests/support/op_rows.h"
 
 namespace difuse {

@@ -1,4 +1,4 @@
-#include "tests/runtime/cpu_run.h"
+#include "tests/support/backend/cpu_run.h"
 
 #include <gtest/gtest.h>
 

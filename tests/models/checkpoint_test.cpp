@@ -1,0 +1,233 @@
+#include "models/checkpoint.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "models/config_json.h"
+#include "models/presets.h"
+#include "models/unet.h"
+#include "tests/support/file_size_limit.h"
+#include "tests/support/temp_folder.h"
+
+namespace difuse::models {
+namespace {
+
+namespace fs = std::filesystem;
+using test::error_of;
+using test::read_file;
+
+/// A tiny run in some state: every parameter slice holds values of its own, gaps are zero.
+class CheckpointTest : public testing::Test {
+ protected:
+  CheckpointTest()
+      : config_{{.model = "tiny", .seed = 5, .images = 40, .version = "0"},
+                find_preset("tiny").unet,
+                find_preset("tiny").diffusion,
+                find_preset("tiny").training},
+        layout_(parameter_layout(config_.unet)),
+        graph_(build_training_step(config_.unet, config_.diffusion, config_.training)) {
+    float next = 1;
+    for (const int id : graph_.leaves(ir::Op::state)) {
+      const ir::Type& type = graph_.node(id).types[0];
+      StateValue value{type, std::vector<std::byte>(static_cast<size_t>(type.bytes()))};
+      if (type.elements() == layout_.size()) {
+        for (size_t i = 0; i < layout_.specs().size(); ++i) {
+          for (int64_t k = 0; k < layout_.specs()[i].elements(); ++k) {
+            std::memcpy(&value.bytes[static_cast<size_t>(layout_.offsets()[i] + k) * 4], &next, 4);
+            next += 1.0f / 8;
+          }
+        }
+      } else {
+        const int32_t step = 12;
+        std::memcpy(value.bytes.data(), &step, 4);
+      }
+      states_.emplace(graph_.node(id).as<ir::LeafAttrs>().name, value);
+    }
+  }
+
+  fs::path save(const char* name = "a.safetensors") {
+    save_checkpoint(folder_ / name, config_, layout_, states_, {77});
+    return folder_ / name;
+  }
+
+  /// The Error of reading everything.
+  std::string read_error(const fs::path& path) {
+    return error_of([&] { Checkpoint(path).states(graph_, layout_); });
+  }
+
+  /// A copy of a good file with other tensors or metadata.
+  fs::path rewritten(const std::function<void(std::vector<runtime::TensorEntry>&, runtime::TensorMetadata&)>& change) {
+    const runtime::SafetensorsReader good(save());
+    std::vector<runtime::TensorEntry> tensors;
+    for (const runtime::TensorInfo& tensor : good.tensors()) {
+      tensors.push_back({tensor.name, tensor.dtype, tensor.shape, good.bytes(tensor)});
+    }
+    runtime::TensorMetadata metadata = good.metadata();
+    change(tensors, metadata);
+    runtime::write_safetensors(folder_ / "b.safetensors", metadata, tensors);
+    return folder_ / "b.safetensors";
+  }
+
+  static runtime::TensorEntry& find(std::vector<runtime::TensorEntry>& tensors, const std::string& name) {
+    return *std::ranges::find(tensors, name, &runtime::TensorEntry::name);
+  }
+
+  test::TempFolder folder_;
+  RunConfig config_;
+  ParameterLayout layout_;
+  ir::Graph graph_;
+  StateValues states_;
+};
+
+TEST_F(CheckpointTest, EverythingComesBack) {
+  const Checkpoint checkpoint(save());
+  EXPECT_EQ(checkpoint.step(), 12);
+  EXPECT_EQ(checkpoint.cursor(), runtime::Cursor{77});
+  EXPECT_EQ(checkpoint.config().run.model, "tiny");
+  EXPECT_EQ(checkpoint.config().run.seed, 5u);
+  EXPECT_EQ(checkpoint.config().run.images, 40);
+  EXPECT_EQ(checkpoint.config().unet, config_.unet);
+  EXPECT_EQ(checkpoint.config().diffusion, config_.diffusion);
+  EXPECT_EQ(checkpoint.config().training, config_.training);
+  const StateValues values = checkpoint.states(graph_, layout_);
+  ASSERT_EQ(values.size(), states_.size());
+  for (const auto& [name, value] : states_) {
+    EXPECT_EQ(values.at(name).type, value.type) << name;
+    EXPECT_TRUE(values.at(name).bytes == value.bytes) << name;
+  }
+  const std::vector<float> ema = checkpoint.parameters("ema", layout_);
+  EXPECT_EQ(std::memcmp(ema.data(), states_.at("ema").bytes.data(), ema.size() * 4), 0);
+}
+
+TEST_F(CheckpointTest, TheFileDependsOnTheStateAlone) {
+  EXPECT_TRUE(read_file(save("a.safetensors")) == read_file(save("b.safetensors")));
+  EXPECT_LE(fs::file_size(folder_ / "a.safetensors"), checkpoint_bytes(graph_, layout_));
+}
+
+TEST_F(CheckpointTest, TensorsHaveTheParametersOwnNamesAndShapes) {
+  const runtime::SafetensorsReader file(save());
+  for (const char* set : {"params/", "adam_m/", "adam_v/", "ema/"}) {
+    const auto* tensor = file.find(std::string(set) + "out.2.weight");
+    ASSERT_NE(tensor, nullptr) << set;
+    EXPECT_EQ(tensor->shape, (ir::Shape{1, 3, 3, 32}));
+  }
+  EXPECT_EQ(file.tensors().size(), 4 * layout_.specs().size() + 3);
+}
+
+TEST_F(CheckpointTest, EveryPresetsConfigurationSurvivesJson) {
+  for (const Preset& preset : presets()) {
+    const auto round_trip = [](const auto& config) {
+      const std::string text = config_to_json(config).dump();
+      return config_from_json<std::decay_t<decltype(config)>>(nlohmann::json::parse(text), "here");
+    };
+    EXPECT_EQ(round_trip(preset.unet), preset.unet) << preset.name;
+    EXPECT_EQ(round_trip(preset.diffusion), preset.diffusion) << preset.name;
+    EXPECT_EQ(round_trip(preset.training), preset.training) << preset.name;
+  }
+}
+
+TEST_F(CheckpointTest, ConfigurationsAreReadStrictly) {
+  nlohmann::json object = config_to_json(config_.unet);
+  const auto message = [](const nlohmann::json& json) {
+    return error_of([&] { config_from_json<UNetConfig>(json, "'x': its model"); });
+  };
+  EXPECT_EQ(message(object), "");
+  nlohmann::json changed = object;
+  changed.erase("groups");
+  EXPECT_CONTAINS(message(changed), "'x': its model has no 'groups'");
+  changed = object;
+  changed["wings"] = 2;
+  EXPECT_CONTAINS(message(changed), "'wings'");
+  for (const auto& [field, value] : {std::pair<const char*, nlohmann::json>{"groups", "eight"},
+                                     {"groups", 8.5},
+                                     {"dropout", true},
+                                     {"conv_resample", 1},
+                                     {"channel_mult", 2},
+                                     {"channel_mult", nlohmann::json::array({1, "2"})},
+                                     {"qkv_order", "sideways"}}) {
+    changed = object;
+    changed[field] = value;
+    EXPECT_CONTAINS(message(changed), fmt::format("has the value {} for '{}'", value.dump(), field));
+  }
+  EXPECT_CONTAINS(message(nlohmann::json::array()), "not a JSON object");
+}
+
+TEST_F(CheckpointTest, AMissingTensorIsNamed) {
+  for (const std::string name : {"step", "seed", "loader.position", "params/out.2.weight", "adam_v/out.2.weight"}) {
+    const fs::path file = rewritten(
+        [&](auto& tensors, auto&) { std::erase_if(tensors, [&](const auto& tensor) { return tensor.name == name; }); });
+    EXPECT_CONTAINS(read_error(file), fmt::format("has no tensor '{}'", name));
+  }
+}
+
+TEST_F(CheckpointTest, AnExtraTensorIsNamed) {
+  const std::byte one{1};
+  const fs::path file = rewritten([&](auto& tensors, auto&) {
+    tensors.push_back({"ema/more", runtime::TensorDType::u8, {1}, std::span(&one, 1)});
+  });
+  EXPECT_CONTAINS(read_error(file), "'ema/more'");
+  EXPECT_CONTAINS(error_of([&] { Checkpoint(file).parameters("ema", layout_); }), "'ema/more'");
+  EXPECT_EQ(error_of([&] { Checkpoint(file).parameters("params", layout_); }), "");
+}
+
+TEST_F(CheckpointTest, AnotherShapeOrTypeIsNamed) {
+  EXPECT_CONTAINS(read_error(rewritten([&](auto& tensors, auto&) {
+                    find(tensors, "ema/out.2.weight").shape = {1, 3, 32, 3};
+                  })),
+                  "tensor 'ema/out.2.weight' is F32[1, 3, 32, 3], but its configuration needs F32[1, 3, 3, 32]");
+  EXPECT_CONTAINS(
+      read_error(rewritten([&](auto& tensors, auto&) { find(tensors, "seed").dtype = runtime::TensorDType::i32; })),
+      "tensor 'seed' is I32[2]");
+}
+
+TEST_F(CheckpointTest, MetadataIsChecked) {
+  EXPECT_CONTAINS(read_error(rewritten([](auto&, auto& metadata) { metadata.clear(); })), "not a checkpoint of difuse");
+  EXPECT_CONTAINS(read_error(rewritten([](auto&, auto& metadata) { metadata["difuse.format"] = "2"; })), "format 2");
+  EXPECT_CONTAINS(read_error(rewritten([](auto&, auto& metadata) { metadata.erase("difuse.model"); })),
+                  "has no 'difuse.model'");
+  EXPECT_CONTAINS(read_error(rewritten([](auto&, auto& metadata) { metadata["difuse.run"] = "{"; })), "'difuse.run'");
+}
+
+TEST_F(CheckpointTest, KeepsTheLastAndFindsTheLatest) {
+  const fs::path run = folder_ / "run";
+  fs::create_directory(run);
+  EXPECT_FALSE(holds_checkpoint(run));
+  EXPECT_CONTAINS(error_of([&] { find_checkpoint(run, "--resume"); }), "--resume");
+  for (const int64_t step : {1, 2, 3, 10}) save_run(run, config_, layout_, states_, {}, step, 2);
+  EXPECT_TRUE(holds_checkpoint(run));
+  EXPECT_EQ(find_checkpoint(run, "--resume"), run / "checkpoint.safetensors");
+  EXPECT_EQ(find_checkpoint(run / "checkpoint.safetensors", "--resume"), run / "checkpoint.safetensors");
+  EXPECT_FALSE(fs::exists(run / "checkpoints" / "step_00000002.safetensors"));
+  EXPECT_TRUE(fs::exists(run / "checkpoints" / "step_00000003.safetensors"));
+  fs::remove(run / "checkpoint.safetensors");
+  EXPECT_EQ(find_checkpoint(run, "--resume"), run / "checkpoints" / "step_00000010.safetensors");
+
+  // Going on from an older step leaves what came later alone.
+  save_run(run, config_, layout_, states_, {}, 4, 2);
+  EXPECT_TRUE(fs::exists(run / "checkpoints" / "step_00000010.safetensors"));
+  EXPECT_TRUE(fs::exists(run / "checkpoints" / "step_00000004.safetensors"));
+
+  test::write_file(run / "checkpoint.safetensors.tmp.123", "cut");
+  test::write_file(run / "checkpoints" / "step_00000010.safetensors.tmp", "cut");
+  remove_leftovers(run);
+  EXPECT_FALSE(fs::exists(run / "checkpoint.safetensors.tmp.123"));
+  EXPECT_FALSE(fs::exists(run / "checkpoints" / "step_00000010.safetensors.tmp"));
+  EXPECT_TRUE(fs::exists(run / "checkpoints" / "step_00000010.safetensors"));
+}
+
+TEST_F(CheckpointTest, AFailedSaveKeepsTheOldFile) {
+  const fs::path path = save();
+  const std::string before = read_file(path);
+  {
+    const test::FileSizeLimit limit(1000);
+    states_.at("step").bytes[0] = std::byte{13};
+    EXPECT_CONTAINS(error_of([&] { save(); }), "unchanged");
+  }
+  EXPECT_TRUE(read_file(path) == before);
+  EXPECT_EQ(folder_.entries(), 1u);
+}
+
+}  // namespace
+}  // namespace difuse::models
