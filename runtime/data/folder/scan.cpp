@@ -51,7 +51,7 @@ class Walker {
     walk({}, identity(info));
     // Links last: a folder that also has a real place below the root keeps that name.
     while (!links_.empty()) {
-      const Link link = std::move(*links_.begin());
+      const Link link = *links_.begin();
       links_.erase(links_.begin());
       if (visited_.contains(link.folder)) {
         ++scan_.repeated;
