@@ -9,6 +9,20 @@
 #include "ir/text.h"
 
 namespace difuse::ir {
+namespace {
+
+/// Every dimension is at least 1, and the bytes fit an int64.
+void check_extents(const OpInfo& o, const Type& type) {
+  int64_t bytes = size_of(type.dtype);
+  for (int64_t d : type.shape) {
+    if (d < 1) throw Error(fmt::format("{}: shape {} has a dimension below 1", o.name, to_string(type.shape)));
+    if (__builtin_mul_overflow(bytes, d, &bytes)) {
+      throw Error(fmt::format("{}: {} has more than 2^63 bytes", o.name, to_string(type)));
+    }
+  }
+}
+
+}  // namespace
 
 Value Graph::add(Op op, std::vector<Value> operands, Attrs attrs) {
   const OpInfo& o = info(op);
@@ -22,9 +36,7 @@ Value Graph::add(Op op, std::vector<Value> operands, Attrs attrs) {
   std::vector<Type> operand_types;
   operand_types.reserve(operands.size());
   for (Value v : operands) {
-    if (v.node < 0 || v.node >= size() || v.result < 0 || v.result >= static_cast<int>(node(v).types.size())) {
-      throw Error(fmt::format("{}: operand %{}.{} does not exist", o.name, v.node, v.result));
-    }
+    require_value(v, o.name);
     operand_types.push_back(type(v));
   }
   std::vector<Type> types;
@@ -33,6 +45,8 @@ Value Graph::add(Op op, std::vector<Value> operands, Attrs attrs) {
   } catch (const Error& e) {
     throw Error(fmt::format("{}: {}", o.name, e.what()), e.remedy());
   }
+
+  for (const Type& t : types) check_extents(o, t);
 
   Node made{op, std::move(operands), std::move(attrs), std::move(types)};
   auto [it, fresh] = by_key_.try_emplace(node_key(made), size());
@@ -49,11 +63,21 @@ void append_unique(std::vector<NamedValue>& list, std::string name, Value value,
 }
 }  // namespace
 
-void Graph::set_output(std::string name, Value value) { append_unique(outputs_, std::move(name), value, "an output"); }
+void Graph::require_value(Value v, std::string_view reader) const {
+  if (v.node < 0 || v.node >= size() || v.result < 0 || v.result >= static_cast<int>(node(v).types.size())) {
+    throw Error(fmt::format("{} reads %{}.{}, which does not exist", reader, v.node, v.result));
+  }
+}
+
+void Graph::set_output(std::string name, Value value) {
+  require_value(value, "an output");
+  append_unique(outputs_, std::move(name), value, "an output");
+}
 
 void Graph::set_update(std::string name, Value value) {
   const Value state = find_state(name);
   if (!state.valid()) throw Error(fmt::format("update of \"{}\": the graph has no state of that name", name));
+  require_value(value, "an update");
   if (type(state) != type(value)) {
     throw Error(fmt::format("update of \"{}\": the state is {}, the new value is {}", name, to_string(type(state)),
                             to_string(type(value))));

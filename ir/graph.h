@@ -92,6 +92,7 @@ class Graph {
   std::vector<bool> live() const;
 
  private:
+  void require_value(Value v, std::string_view reader) const;
   Value find_leaf(Op op, std::string_view name) const;
 
   std::string name_;

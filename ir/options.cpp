@@ -38,12 +38,15 @@ std::vector<std::string> split(const std::string& text) {
 const std::vector<OptionRow>& option_table() {
   static const std::vector<OptionRow> kRows = {
       {"DIFUSE_DEBUG", "0|1", "print each pass with its time"},
-      {"DIFUSE_DUMP", "DIR", "write the IR before and after every pass there"},
+      {"DIFUSE_DUMP", "DIR", "write the IR before and after every pass there, a folder per graph"},
       {"DIFUSE_DISABLE", "pass[,pass...]", "skip these passes"},
       {"DIFUSE_FUEL", "N", "stop rewriting after N rewrites, to bisect a wrong one"},
       {"DIFUSE_TUNE", "0|1", "whether kernels may be tuned"},
-      {"DIFUSE_CACHE", "DIR", "where compiled kernels are kept"},
+      {"DIFUSE_CACHE", "DIR",
+       "where compiled kernels and decoded images are kept; else XDG_CACHE_HOME/difuse or HOME/.cache/difuse"},
       {"DIFUSE_CUDA_GRAPHS", "0|1", "capture a step as one CUDA graph, or launch kernel by kernel"},
+      {"CUDA_HOME", "DIR",
+       "a CUDA toolkit to look into for NVRTC before the usual places; CUDA_PATH is its second name"},
   };
   return kRows;
 }
@@ -84,6 +87,15 @@ Options Options::parse(const std::function<const char*(const char*)>& lookup) {
   read("DIFUSE_TUNE", flag(options.tune));
   read("DIFUSE_CACHE", folder(options.cache));
   read("DIFUSE_CUDA_GRAPHS", flag(options.cuda_graphs));
+
+  auto foreign = [&](const char* variable) {
+    const char* value = lookup(variable);
+    return std::string(value == nullptr ? "" : value);
+  };
+  options.cuda_toolkit = foreign("CUDA_HOME");
+  if (options.cuda_toolkit.empty()) options.cuda_toolkit = foreign("CUDA_PATH");
+  options.user_cache = foreign("XDG_CACHE_HOME");
+  if (options.user_cache.empty() && !foreign("HOME").empty()) options.user_cache = foreign("HOME") + "/.cache";
   return options;
 }
 

@@ -18,6 +18,10 @@ struct Options {
   std::string cache;                 ///< DIFUSE_CACHE=DIR: where compiled kernels are kept.
   bool cuda_graphs = true;           ///< DIFUSE_CUDA_GRAPHS=0|1: capture steps, or launch kernel by kernel.
 
+  // Set for all programs of a machine, not for difuse: an empty value counts as none.
+  std::string cuda_toolkit;  ///< CUDA_HOME, else CUDA_PATH: a toolkit to look into for NVRTC before the usual places.
+  std::string user_cache;    ///< XDG_CACHE_HOME, else HOME/.cache; empty where neither is set.
+
   /// `lookup` gives a variable's value or nullptr. Throws Error (wrong_usage) with the grammar of a
   /// malformed value.
   static Options parse(const std::function<const char*(const char*)>& lookup);

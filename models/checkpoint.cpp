@@ -1,8 +1,10 @@
 #include "models/checkpoint.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -10,7 +12,7 @@
 #include <system_error>
 
 #include "ir/error.h"
-#include "models/config_json.h"
+#include "models/config/config_json.h"
 #include "runtime/atomic_file.h"
 
 namespace difuse::models {
@@ -25,6 +27,8 @@ namespace {
 constexpr const char* kFormat = "1";
 constexpr const char* kFileName = "checkpoint.safetensors";
 constexpr const char* kFolderName = "checkpoints";
+constexpr std::string_view kStepPrefix = "step_";
+constexpr std::string_view kTemporary = ".tmp.";  // AtomicFile's: then the process.
 constexpr const char* kCursor = "loader.position";
 constexpr const char* kWrongFile = "give a checkpoint as 'difuse train' wrote it";
 
@@ -36,20 +40,44 @@ std::string part_name(std::string_view state, const std::string& parameter) {
   return fmt::format("{}/{}", state, parameter);
 }
 
+/// The sets of parameters that images are drawn from.
+bool is_weights(std::string_view state) { return state == "params" || state.starts_with("ema"); }
+
+bool all_finite(std::span<const std::byte> bytes) {
+  for (size_t at = 0; at < bytes.size(); at += sizeof(float)) {
+    float value = 0;
+    std::memcpy(&value, &bytes[at], sizeof value);
+    if (!std::isfinite(value)) return false;
+  }
+  return true;
+}
+
+/// What is left of the run when a save to `path` is refused.
+std::string kept_text(const fs::path& path) {
+  std::error_code ignored;
+  return fs::exists(path, ignored) ? fmt::format("the last good checkpoint '{}' is kept", path.string())
+                                   : std::string("no checkpoint was saved before");
+}
+
 fs::path numbered_file(const fs::path& folder, int64_t step) {
   return folder / kFolderName / fmt::format("step_{:08}.safetensors", step);
+}
+
+bool is_number(std::string_view text) {
+  return !text.empty() && text.size() <= 18 && text.find_first_not_of("0123456789") == std::string_view::npos;
+}
+
+/// step_<digits><suffix>
+bool is_numbered(std::string_view name, std::string_view suffix) {
+  return name.starts_with(kStepPrefix) && name.ends_with(suffix) && name.size() > kStepPrefix.size() + suffix.size() &&
+         is_number(name.substr(kStepPrefix.size(), name.size() - kStepPrefix.size() - suffix.size()));
 }
 
 /// The step in a numbered file's name.
 std::optional<int64_t> step_of(const fs::path& file) {
   const std::string name = file.filename().string();
-  constexpr std::string_view kPrefix = "step_", kSuffix = ".safetensors";
-  if (!name.starts_with(kPrefix) || !name.ends_with(kSuffix)) return std::nullopt;
-  const std::string digits = name.substr(kPrefix.size(), name.size() - kPrefix.size() - kSuffix.size());
-  if (digits.empty() || digits.size() > 18 || digits.find_first_not_of("0123456789") != std::string::npos) {
-    return std::nullopt;
-  }
-  return std::stoll(digits);
+  if (!is_numbered(name, ".safetensors")) return std::nullopt;
+  return std::stoll(name.substr(kStepPrefix.size()));
 }
 
 /// Numbered files, oldest first.
@@ -76,10 +104,20 @@ json metadata_json(const runtime::SafetensorsReader& reader, const std::string& 
   return parsed;
 }
 
+runtime::TensorMetadata metadata_of(const RunConfig& config) {
+  return {{"difuse.format", kFormat},
+          {"difuse.run", config_to_json(config.run).dump()},
+          {"difuse.model", config_to_json(config.unet).dump()},
+          {"difuse.diffusion", config_to_json(config.diffusion).dump()},
+          {"difuse.training", config_to_json(config.training).dump()}};
+}
+
 template <class Config>
 Config read_config(const runtime::SafetensorsReader& reader, const std::string& key) {
-  return config_from_json<Config>(metadata_json(reader, key),
-                                  fmt::format("'{}': '{}' in its metadata", reader.path().string(), key));
+  json object = metadata_json(reader, key);
+  // Checkpoints of before there was a fingerprint.
+  if (std::is_same_v<Config, RunSettings> && object.is_object()) object.emplace("fingerprint", 0);
+  return config_from_json<Config>(object, fmt::format("'{}': '{}' in its metadata", reader.path().string(), key));
 }
 
 template <class Number>
@@ -91,11 +129,13 @@ Number read_scalar(const runtime::SafetensorsReader& reader, const std::string& 
 
 }  // namespace
 
-uint64_t checkpoint_bytes(const ir::Graph& graph, const ParameterLayout& layout) {
-  constexpr uint64_t kHeaderPerTensor = 200, kMetadata = 8192;
-  uint64_t bytes = kMetadata;
+uint64_t checkpoint_bytes(const ir::Graph& graph, const RunConfig& config, const ParameterLayout& layout) {
+  constexpr uint64_t kHeaderPerTensor = 200, kRest = 1024;
+  uint64_t bytes = kRest;
+  for (const auto& [name, text] : metadata_of(config)) bytes += 2 * text.size();  // JSON in JSON: quotes are escaped.
   for (const int id : graph.leaves(ir::Op::state)) {
     const ir::Type& type = graph.node(id).types[0];
+    if (is_within_step(graph.node(id).as<ir::LeafAttrs>().name)) continue;
     bytes += static_cast<uint64_t>(type.bytes()) + kHeaderPerTensor;
     if (is_packed(type, layout)) bytes += kHeaderPerTensor * layout.specs().size();
   }
@@ -104,29 +144,32 @@ uint64_t checkpoint_bytes(const ir::Graph& graph, const ParameterLayout& layout)
 
 void save_checkpoint(const fs::path& path, const RunConfig& config, const ParameterLayout& layout,
                      const StateValues& states, runtime::Cursor cursor) {
-  runtime::TensorMetadata metadata;
-  metadata["difuse.format"] = kFormat;
-  metadata["difuse.run"] = config_to_json(config.run).dump();
-  metadata["difuse.model"] = config_to_json(config.unet).dump();
-  metadata["difuse.diffusion"] = config_to_json(config.diffusion).dump();
-  metadata["difuse.training"] = config_to_json(config.training).dump();
-
   std::vector<TensorEntry> tensors;
   tensors.push_back({kCursor, TensorDType::u64, {}, std::as_bytes(std::span(&cursor.position, 1))});
   for (const auto& [name, value] : states) {
     const std::span<const std::byte> bytes(value.bytes);
+    if (is_within_step(name)) {
+      if (std::ranges::all_of(bytes, [](std::byte b) { return b == std::byte{}; })) continue;
+      throw Error(fmt::format("a checkpoint in the middle of a step: the state '{}' is not zero", name),
+                  "save after the step's last batch");
+    }
     if (!is_packed(value.type, layout)) {
       tensors.push_back({name, runtime::to_tensor_dtype(value.type.dtype), value.type.shape, bytes});
       continue;
     }
     for (size_t i = 0; i < layout.specs().size(); ++i) {
       const ParameterSpec& spec = layout.specs()[i];
-      tensors.push_back({part_name(name, spec.name), TensorDType::f32, spec.shape,
-                         bytes.subspan(static_cast<size_t>(layout.offsets()[i]) * sizeof(float),
-                                       static_cast<size_t>(spec.elements()) * sizeof(float))});
+      const auto part = bytes.subspan(static_cast<size_t>(layout.offsets()[i]) * sizeof(float),
+                                      static_cast<size_t>(spec.elements()) * sizeof(float));
+      if (is_weights(name) && !all_finite(part)) {
+        throw Error(fmt::format("the training has diverged: the parameter '{}' is not finite; nothing was saved, {}",
+                                part_name(name, spec.name), kept_text(path)),
+                    "go on from a good checkpoint with --resume, or start again, with a smaller --lr or --clip-norm 1");
+      }
+      tensors.push_back({part_name(name, spec.name), TensorDType::f32, spec.shape, part});
     }
   }
-  runtime::write_safetensors(path, metadata, tensors);
+  runtime::write_safetensors(path, metadata_of(config), tensors);
 }
 
 void save_run(const fs::path& folder, const RunConfig& config, const ParameterLayout& layout, const StateValues& states,
@@ -140,7 +183,7 @@ void save_run(const fs::path& folder, const RunConfig& config, const ParameterLa
   fs::create_directories(numbered.parent_path(), error);
   if (error) throw runtime::write_error(numbered, error.value());
   // The link gets its name by a rename, so that a numbered file of an earlier run is replaced whole.
-  const fs::path link = numbered.string() + ".tmp";
+  const fs::path link = fmt::format("{}{}{}", numbered.string(), kTemporary, ::getpid());
   fs::remove(link, error);
   fs::create_hard_link(latest, link, error);
   if (!error) {
@@ -164,8 +207,13 @@ void remove_leftovers(const fs::path& folder) {
     std::error_code error;
     for (fs::directory_iterator file(at, error), end; !error && file != end; file.increment(error)) {
       const std::string name = file->path().filename().string();
-      const bool ours = name.starts_with(kFileName) || name.starts_with("step_") || name.starts_with("metrics.jsonl");
-      if (ours && name.find(".tmp") != std::string::npos) leftovers.push_back(file->path());
+      const size_t mark = name.rfind(kTemporary);
+      if (mark == std::string::npos || !is_number(name.substr(mark + kTemporary.size()))) continue;
+      const std::string base = name.substr(0, mark);
+      const bool ours = at == folder ? base == kFileName || base == "metrics.jsonl"
+                                     : is_numbered(base, at == folder / kFolderName ? ".safetensors" : ".png");
+      std::error_code ignored;
+      if (ours && fs::is_regular_file(file->symlink_status(ignored))) leftovers.push_back(file->path());
     }
     for (const fs::path& leftover : leftovers) fs::remove(leftover, error);
   }
@@ -242,6 +290,10 @@ std::vector<std::byte> Checkpoint::packed(std::string_view set, const ParameterL
   for (size_t i = 0; i < layout.specs().size(); ++i) {
     const ParameterSpec& spec = layout.specs()[i];
     const auto bytes = reader_.bytes(find(part_name(set, spec.name), TensorDType::f32, spec.shape));
+    if (is_weights(set) && !all_finite(bytes)) {
+      throw Error(fmt::format("'{}': the parameter '{}' is not finite", path().string(), part_name(set, spec.name)),
+                  "the training that wrote it had diverged: use an earlier checkpoint");
+    }
     std::ranges::copy(bytes, flat.begin() + layout.offsets()[i] * static_cast<int64_t>(sizeof(float)));
   }
   return flat;
@@ -253,7 +305,9 @@ StateValues Checkpoint::states(const ir::Graph& graph, const ParameterLayout& la
   for (const int id : graph.leaves(ir::Op::state)) {
     const std::string& name = graph.node(id).as<ir::LeafAttrs>().name;
     const ir::Type& type = graph.node(id).types[0];
-    if (is_packed(type, layout)) {
+    if (is_within_step(name)) {
+      values[name] = {type, std::vector<std::byte>(static_cast<size_t>(type.bytes()))};
+    } else if (is_packed(type, layout)) {
       values[name] = {type, packed(name, layout)};
       for (const ParameterSpec& spec : layout.specs()) expected.insert(part_name(name, spec.name));
     } else {

@@ -6,11 +6,11 @@
 // Each is complete in itself: renaming or moving one changes nothing. The numbered files are hard links where the file
 // system has them, so the newest costs no space of its own.
 //
-// Tensors: every state of the training graph. A state that is a flat vector of parameters is stored parameter by
-// parameter, without the gaps between slices: "params/<name>", "adam_m/<name>", "adam_v/<name>", "ema/<name>"; the
-// others under their own names ("step" i32 [], "seed" u32 [2]). "loader.position" u64 [] is the place in the sequence
-// of training images. Metadata: "difuse.format" (the version of all this), and JSON texts "difuse.run", "difuse.model",
-// "difuse.diffusion", "difuse.training".
+// Tensors: every state of the training graph but those of a step under way (is_within_step), which are zero between
+// steps. A state that is a flat vector of parameters is stored parameter by parameter, without the gaps between slices:
+// "params/<name>", "adam_m/<name>", "adam_v/<name>", "ema/<name>"; the others under their own names ("step" i32 [],
+// "seed" u32 [2]). "loader.position" u64 [] is the place in the sequence of training images. Metadata: "difuse.format"
+// (the version of all this), and JSON texts "difuse.run", "difuse.model", "difuse.diffusion", "difuse.training".
 #pragma once
 
 #include <cstddef>
@@ -27,6 +27,7 @@
 #include "models/parameters.h"
 #include "models/training_step.h"
 #include "models/unet_config.h"
+#include "runtime/data/image/fit.h"
 #include "runtime/data/loader.h"
 #include "runtime/safetensors.h"
 
@@ -34,15 +35,24 @@ namespace difuse::models {
 
 /// What a run needs beside the model and the mathematics.
 struct RunSettings {
-  std::string model;    ///< The preset's name.
-  uint64_t seed = 0;    ///< Of everything random.
-  bool flip = false;    ///< Mirror images at random.
-  int64_t images = 0;   ///< How many the data has: the order of images depends on it.
-  std::string version;  ///< Of difuse, when the run began.
+  std::string model;         ///< The preset's name, or the name of the file that describes it.
+  uint64_t seed = 0;         ///< Of everything random.
+  bool flip = false;         ///< Mirror images at random.
+  int64_t images = 0;        ///< How many the data has: the order of images depends on it.
+  uint64_t fingerprint = 0;  ///< Of its pixels and labels; 0: not known.
+  std::string version;       ///< Of difuse, when the run began.
+
+  // How the data became images of the model's size.
+  runtime::Crop crop = runtime::Crop::center;
+  bool skip_bad_images = false;
+  bool class_from_folder = false;
+  std::vector<std::string> class_names = {};  ///< Of label 0, 1, ...; empty where the data names none.
 
   template <class Visitor>
   void visit(Visitor&& v) {
-    v("model", model), v("seed", seed), v("flip", flip), v("images", images), v("version", version);
+    v("model", model), v("seed", seed), v("flip", flip), v("images", images), v("version", version), v("crop", crop);
+    v("skip_bad_images", skip_bad_images), v("class_from_folder", class_from_folder), v("class_names", class_names);
+    v("fingerprint", fingerprint);
   }
 };
 
@@ -62,9 +72,10 @@ struct StateValue {
 using StateValues = std::map<std::string, StateValue, std::less<>>;
 
 /// Bytes of a checkpoint of these states, header included (rounded up).
-uint64_t checkpoint_bytes(const ir::Graph& graph, const ParameterLayout& layout);
+uint64_t checkpoint_bytes(const ir::Graph& graph, const RunConfig& config, const ParameterLayout& layout);
 
-/// Replaces the file in one step; when that fails, the old one stays.
+/// Replaces the file in one step; when that fails, the old one stays. `states` are those after a whole step: a step
+/// under way is an Error, and so are parameters or averages that are not finite.
 void save_checkpoint(const std::filesystem::path& path, const RunConfig& config, const ParameterLayout& layout,
                      const StateValues& states, runtime::Cursor cursor);
 
@@ -73,7 +84,8 @@ void save_checkpoint(const std::filesystem::path& path, const RunConfig& config,
 void save_run(const std::filesystem::path& folder, const RunConfig& config, const ParameterLayout& layout,
               const StateValues& states, runtime::Cursor cursor, int64_t step, int64_t keep_last);
 
-/// Removes temporary files that a killed run left in its folder.
+/// Removes temporary files that a killed run left in its folder: those of its own names alone. Call it only while no
+/// other run can be writing there.
 void remove_leftovers(const std::filesystem::path& folder);
 
 /// The file that `path` stands for: itself, or the latest checkpoint in that folder. Error when the folder has none or
@@ -96,8 +108,8 @@ class Checkpoint {
   runtime::Cursor cursor() const;
   const runtime::SafetensorsReader& file() const { return reader_; }
 
-  /// The values of all states of `graph`. Error naming the tensor that is missing, has another shape or dtype, or
-  /// belongs to no state.
+  /// The values of all states of `graph`, zero for those of a step under way. Error naming the tensor that is missing,
+  /// has another shape or dtype, or belongs to no state, and the parameter or average that is not finite.
   StateValues states(const ir::Graph& graph, const ParameterLayout& layout) const;
   /// The flat vector of one set, "params" or "ema"; the Errors of states(), for that set.
   std::vector<float> parameters(std::string_view set, const ParameterLayout& layout) const;

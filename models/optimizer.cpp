@@ -53,6 +53,13 @@ void check(const OptimizerConfig& c) {
   if (!(c.learning_rate >= 0 && std::isfinite(c.learning_rate))) {
     refuse(fmt::format("the learning rate is {}", c.learning_rate), "choose a value such as 1e-4");
   }
+  // The graph computes in f32.
+  const auto rate = static_cast<float>(c.learning_rate);
+  if (!std::isfinite(rate) || (rate == 0 && c.learning_rate > 0)) {
+    refuse(fmt::format("the learning rate (--lr) is {}, which is {} in f32", c.learning_rate,
+                       rate == 0 ? "0" : "infinite"),
+           "choose a value such as 1e-4");
+  }
   for (double beta : {c.beta1, c.beta2}) {
     if (!(beta >= 0 && beta < 1)) refuse(fmt::format("an Adam beta is {}", beta), "choose 0 to below 1");
   }
@@ -75,7 +82,8 @@ void check(const OptimizerConfig& c) {
 
 std::string ema_state(size_t i) { return i == 0 ? "ema" : fmt::format("ema_{}", i); }
 
-OptimizerReport add_optimizer(ir::Builder& build, const OptimizerConfig& c, Value params, Value gradient, Value step) {
+OptimizerReport add_optimizer(ir::Builder& build, const OptimizerConfig& c, Value params, Value gradient, Value step,
+                              Value apply) {
   check(c);
   ir::Graph& graph = build.graph();
   const ir::Type type = build.type(params);
@@ -87,9 +95,11 @@ OptimizerReport add_optimizer(ir::Builder& build, const OptimizerConfig& c, Valu
   report.learning_rate = learning_rate(build, c, done);
   const Value broken = build.sub(1.0, build.is_finite(report.gradient_norm));
   report.nonfinite = build.max(build.sum_all(build.sub(1.0, build.is_finite(gradient))), broken);
-  const Value keep = spread(build.less_equal(report.nonfinite, 0.0));
+  Value good = build.less_equal(report.nonfinite, 0.0);
+  if (apply.valid()) good = build.mul(good, apply);
+  const Value move = spread(good);
   auto update = [&](const std::string& state, Value from, Value to) {
-    graph.set_update(state, build.select(keep, to, from));
+    graph.set_update(state, build.select(move, to, from));
   };
 
   Value g = gradient;

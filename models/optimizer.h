@@ -52,9 +52,11 @@ struct OptimizerReport {
 
 /// Adds the step that follows from `gradient` f32[P]: states "adam_m" and "adam_v", one per average, and the updates of
 /// these and of the state `params` f32[P]. `step` i32 [] is the number of finished steps. A step with nonfinite > 0
-/// leaves parameters, moments and averages as they were. An average's decay is min(decay, (1 + step) / (10 + step)), so
-/// that a young average is not mostly the initial parameters.
+/// leaves parameters, moments and averages as they were, and so does one whose `apply` f32 [], where given, is 0 and
+/// not
+/// 1. An average's decay is min(decay, (1 + step) / (10 + step)), so that a young average is not mostly the initial
+/// parameters.
 OptimizerReport add_optimizer(ir::Builder& build, const OptimizerConfig& config, ir::Value params, ir::Value gradient,
-                              ir::Value step);
+                              ir::Value step, ir::Value apply = {});
 
 }  // namespace difuse::models

@@ -22,8 +22,17 @@ class Executor;
 
 namespace difuse::models {
 
-/// A compiled sampler. Image i depends on the parameters, the seed and i alone: not on how many are drawn, in what
-/// batches, or by how many threads.
+/// What to draw: images first .. first + count - 1 of a seed.
+struct DrawRequest {
+  std::span<const float> parameters;  ///< The flat vector of the model's layout.
+  uint64_t seed = 0;
+  int64_t first = 0;
+  int64_t count = 0;
+  std::vector<int32_t> classes;  ///< Image i has class classes[i % size]. Empty if and only if the model has none.
+};
+
+/// A compiled sampler. Image i depends on the parameters, the seed, i and its class alone: not on how many are drawn,
+/// in what batches, or by how many threads.
 class Sampler {
  public:
   /// Compiles; throws Error (wrong usage) when a configuration does not pass its check.
@@ -34,11 +43,9 @@ class Sampler {
   /// Called after every step with the steps done and in all; false stops.
   using Continue = std::function<bool(int64_t done, int64_t of)>;
 
-  /// Draws images first .. first + count - 1 as 8 bits a channel; empty when `go_on` stopped it. The last batch is
-  /// filled up with the images that would follow, so that no other batch size has to be compiled. `parameters` is the
-  /// flat vector of the model's layout.
-  std::vector<runtime::Image> draw(std::span<const float> parameters, uint64_t seed, int64_t first, int64_t count,
-                                   const Continue& go_on = {});
+  /// The images as 8 bits a channel; empty when `go_on` stopped it. The last batch is filled up with the images that
+  /// would follow, so that no other batch size has to be compiled.
+  std::vector<runtime::Image> draw(const DrawRequest& request, const Continue& go_on = {});
 
  private:
   runtime::Image image_of(std::span<const float> pixels) const;
@@ -51,6 +58,9 @@ class Sampler {
 /// The two words of a seed, low first, as the graphs take it.
 std::array<uint32_t, 2> seed_words(uint64_t seed);
 
+/// All classes of a model in order; empty when it has none.
+std::vector<int32_t> every_class(const UNetConfig& unet);
+
 /// Columns of a grid of `count` images: nearly square, wider than high.
 int grid_columns(int64_t count);
 
@@ -59,9 +69,11 @@ struct SampleOptions {
   std::filesystem::path out;         ///< The PNG to write.
   int64_t count = 16;                ///< Images.
   int64_t first_index = 0;           ///< Number of the first image.
+  /// Classes by name or number, separated by commas, that the images take in turn; all of the model's where not given.
+  std::optional<std::string> classes;
   uint64_t seed = 0;
-  SamplerKind sampler = SamplerKind::ddim;
-  std::optional<int64_t> steps;    ///< 50 for ddim, all timesteps for ddpm.
+  SamplerKind sampler = SamplerConfig{}.kind;
+  std::optional<int64_t> steps;    ///< 100, or all timesteps where there are fewer.
   std::optional<double> eta;       ///< Of ddim; 0.
   std::optional<int64_t> batch;    ///< Images at a time.
   std::optional<int64_t> columns;  ///< Of the grid.

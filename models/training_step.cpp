@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "ir/error.h"
+#include "models/diffusion/learned_variance.h"
 #include "models/streams.h"
 #include "models/unet.h"
 #include "passes/autodiff.h"
@@ -13,21 +14,22 @@ namespace {
 using ir::DType;
 using ir::Value;
 
+constexpr const char* kMicro = "micro";
+constexpr const char* kAccumulated = "accumulated";
+
 void check_training(const UNetConfig& unet, const DiffusionConfig& diffusion, int64_t batch) {
   check(unet);
   check(diffusion);
   if (batch < 1) {
     throw Error(fmt::format("a batch of {}", batch), "choose at least 1", ExitCode::wrong_usage);
   }
-  if (unet.learn_sigma) {
-    throw Error("training a model with a learned variance is not supported",
-                "set learn_sigma to false; sampling from such a model works", ExitCode::wrong_usage);
-  }
+  if (unet.learn_sigma) check_learned_variance(diffusion);
 }
 
 struct Loss {
   Value loss, params, step;
-  std::vector<Value> views;  ///< of the parameters, in the order of the layout
+  std::vector<Value> views;  ///< Of the parameters, in the order of the layout.
+  std::vector<Value> held;   ///< Constants to the gradient.
 };
 
 /// Pixels 0 .. 255 become -1 .. 1.
@@ -47,17 +49,48 @@ Loss add_loss(ir::Builder& build, const UNetConfig& unet, const DiffusionConfig&
   const Value t = build.random_int(seed, index, step, kTimestepStream, {}, diffusion.timesteps);
   const Value noise = build.random_normal(seed, index, step, kNoiseStream, sample);
   UNetInputs inputs;
-  inputs.x = diffuse_image(build, diffusion, normalise(build, pixels), noise, t);
+  const Value x0 = normalise(build, pixels);
+  inputs.x = diffuse_image(build, diffusion, x0, noise, t);
   inputs.timesteps = build.cast(t, DType::f32);
   if (unet.num_classes > 0) inputs.labels = build.input("label", {DType::i32, {batch}});
   if (unet.dropout > 0) inputs.dropout = RandomKey{seed, index, step};
   PackedParameters parameters(build, layout, params);
-  const Value eps = build_unet(build, parameters, unet, inputs);
+  const Value output = build_unet(build, parameters, unet, inputs);
+  Loss result{{}, params, step, parameters.views(), {}};
 
+  Value each;  // element's part of the loss
+  if (unet.learn_sigma) {
+    const Value error = build.sub(build.slice(output, 3, 0, sample[2]), noise);
+    const Value variance = build.slice(output, 3, sample[2], 2 * sample[2]);
+    const VariationalBound bound = variational_bound(build, diffusion, x0, error, variance, t);
+    each = build.add(build.square(error), bound.bits);
+    result.held = {bound.distance};
+  } else {
+    each = build.square(build.sub(output, noise));
+  }
   // Image by image, then over the batch: an image's own sum depends on nothing else.
-  const Value per_image = build.reduce_sum(build.square(build.sub(eps, noise)), {1, 2, 3});
+  const Value per_image = build.reduce_sum(each, {1, 2, 3});
   const double count = static_cast<double>(batch) * static_cast<double>(ir::element_count(sample));
-  return {build.mul(build.sum_all(per_image), 1 / count), params, step, parameters.views()};
+  result.loss = build.mul(build.sum_all(per_image), 1 / count);
+  return result;
+}
+
+/// The step so far, this run included.
+struct Accumulation {
+  Value gradient;
+  Value is_last;  ///< f32 [], 1 in the step's last run.
+};
+
+Accumulation accumulate_gradient(ir::Builder& build, int64_t runs, Value gradient) {
+  ir::Graph& graph = build.graph();
+  const Value micro = build.state(kMicro, {DType::i32, {}});
+  const Value before = build.state(kAccumulated, build.type(gradient));
+  const Value is_last = build.equal(micro, static_cast<double>(runs - 1));
+  const Value sum = build.add(before, build.mul(gradient, 1 / static_cast<double>(runs)));
+  graph.set_update(kMicro, build.select(is_last, build.zeros_like(micro), build.add(micro, 1.0)));
+  graph.set_update(kAccumulated,
+                   build.select(build.broadcast_scalar(is_last, build.shape(sum)), build.zeros_like(sum), sum));
+  return {sum, is_last};
 }
 
 }  // namespace
@@ -65,14 +98,24 @@ Loss add_loss(ir::Builder& build, const UNetConfig& unet, const DiffusionConfig&
 ir::Graph build_training_step(const UNetConfig& unet, const DiffusionConfig& diffusion, const TrainingConfig& config) {
   check_training(unet, diffusion, config.batch);
   check(config.optimizer);
+  if (config.accumulate < 1) {
+    throw Error(fmt::format("a step of {} batches", config.accumulate), "choose at least 1", ExitCode::wrong_usage);
+  }
   const ParameterLayout layout = parameter_layout(unet);
   ir::Graph graph("training_step");
   ir::Builder build(graph);
   const Loss loss = add_loss(build, unet, diffusion, config.batch, layout);
-  const std::vector<Value> gradients = passes::differentiate(build, loss.loss, loss.views);
-  const Value gradient = build.pack(gradients, layout.offsets(), layout.size());
-  const OptimizerReport report = add_optimizer(build, config.optimizer, loss.params, gradient, loss.step);
-  graph.set_update("step", build.add(loss.step, 1.0));
+  const std::vector<Value> gradients = passes::differentiate(build, loss.loss, loss.views, loss.held);
+  Value gradient = build.pack(gradients, layout.offsets(), layout.size());
+  Value is_last;
+  if (config.accumulate > 1) {
+    const Accumulation accumulation = accumulate_gradient(build, config.accumulate, gradient);
+    gradient = accumulation.gradient;
+    is_last = accumulation.is_last;
+  }
+  const OptimizerReport report = add_optimizer(build, config.optimizer, loss.params, gradient, loss.step, is_last);
+  const Value next_step = build.add(loss.step, 1.0);
+  graph.set_update("step", is_last.valid() ? build.select(is_last, next_step, loss.step) : next_step);
   graph.set_output("loss", loss.loss);
   graph.set_output("grad_norm", report.gradient_norm);
   graph.set_output("nonfinite", report.nonfinite);
@@ -80,6 +123,8 @@ ir::Graph build_training_step(const UNetConfig& unet, const DiffusionConfig& dif
   graph.set_output("lr", report.learning_rate);
   return graph;
 }
+
+bool is_within_step(std::string_view state) { return state == kMicro || state == kAccumulated; }
 
 ir::Graph build_training_loss(const UNetConfig& unet, const DiffusionConfig& diffusion, int64_t batch) {
   check_training(unet, diffusion, batch);

@@ -13,14 +13,18 @@ namespace {
 using ir::Node;
 using ir::Value;
 
-/// The tape: cotangents of the values seen so far, and which values lie on a path from a wanted value.
+/// The tape: cotangents of the values seen so far, and which values lie on a path from a wanted value that no held
+/// value interrupts.
 class Tape final : public ir::GradientContext {
  public:
-  Tape(ir::Builder& build, std::span<const Value> wanted) : build_(build) {
+  Tape(ir::Builder& build, std::span<const Value> wanted, std::span<const Value> held) : build_(build) {
     const ir::Graph& graph = build.graph();
     needed_.resize(static_cast<size_t>(graph.size()), false);
     for (Value v : wanted) needed_[static_cast<size_t>(v.node)] = true;
+    std::vector<bool> cut(needed_.size(), false);
+    for (Value v : held) cut[static_cast<size_t>(v.node)] = true;
     for (int id = 0; id < graph.size(); ++id) {
+      if (cut[static_cast<size_t>(id)]) continue;
       for (Value v : graph.node(id).operands) {
         if (needed_[static_cast<size_t>(v.node)]) needed_[static_cast<size_t>(id)] = true;
       }
@@ -77,11 +81,12 @@ class Tape final : public ir::GradientContext {
 
 }  // namespace
 
-std::vector<Value> differentiate(ir::Builder& build, Value loss, std::span<const Value> wanted) {
+std::vector<Value> differentiate(ir::Builder& build, Value loss, std::span<const Value> wanted,
+                                 std::span<const Value> held) {
   if (build.type(loss) != ir::Type{ir::DType::f32, {}}) {
     throw Error(fmt::format("the loss must be f32[], is {}", to_string(build.type(loss))));
   }
-  Tape tape(build, wanted);
+  Tape tape(build, wanted, held);
   tape.accumulate(loss, build.constant(1.0));
   tape.run(loss.node);
   std::vector<Value> gradients;

@@ -13,8 +13,10 @@
 
 namespace difuse::passes {
 
-/// One gradient per entry of `wanted`; a zero constant where the loss does not depend on it. Throws Error when `loss`
-/// is not a scalar f32 or when a rule cannot be applied.
-std::vector<ir::Value> differentiate(ir::Builder& build, ir::Value loss, std::span<const ir::Value> wanted);
+/// One gradient per entry of `wanted`; a zero constant where the loss does not depend on it. The nodes of `held` count
+/// as constants: nothing passes through them to their operands. Throws Error when `loss` is not a scalar f32 or when a
+/// rule cannot be applied.
+std::vector<ir::Value> differentiate(ir::Builder& build, ir::Value loss, std::span<const ir::Value> wanted,
+                                     std::span<const ir::Value> held = {});
 
 }  // namespace difuse::passes

@@ -47,9 +47,9 @@ void check_disabled(const std::vector<std::string>& disabled, const std::vector<
   }
 }
 
-void dump(const std::string& folder, size_t number, const std::string& name, const char* when,
+void dump(const std::filesystem::path& folder, size_t number, const std::string& name, const char* when,
           const std::string& text) {
-  const std::filesystem::path file = std::filesystem::path(folder) / fmt::format("{:02}_{}.{}.ir", number, name, when);
+  const std::filesystem::path file = folder / fmt::format("{:02}_{}.{}.ir", number, name, when);
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   std::ofstream stream(file, std::ios::binary);
@@ -78,17 +78,18 @@ ir::Graph run_passes(ir::Graph graph, std::span<const Pass> passes, const ir::De
   PassContext context{device, fuel};
   ir::verify(graph);
   std::string before = ir::print(graph);
+  const std::filesystem::path dumps = std::filesystem::path(o.dump) / graph.name();
   for (size_t i = 0; i < passes.size(); ++i) {
     const Pass& pass = passes[i];
     if (std::ranges::count(o.disable, pass.name)) continue;
-    if (!o.dump.empty()) dump(o.dump, i + 1, pass.name, "before", before);
+    if (!o.dump.empty()) dump(dumps, i + 1, pass.name, "before", before);
     const int64_t fuel_before = fuel.spent();
     const int nodes_before = graph.size();
     const auto start = std::chrono::steady_clock::now();
     PassResult result = pass.run(graph, context);
     const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - start;
     std::string after = ir::print(result.graph);
-    if (!o.dump.empty()) dump(o.dump, i + 1, pass.name, "after", after);
+    if (!o.dump.empty()) dump(dumps, i + 1, pass.name, "after", after);
     verify_after(result.graph, pass.name);
     if (result.changed != (after != before)) {
       throw Error(fmt::format("pass {} says that it {} the graph, which is not so", pass.name,

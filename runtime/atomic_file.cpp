@@ -88,6 +88,8 @@ AtomicFile::AtomicFile(fs::path path, std::uint64_t reserve_bytes) : path_(std::
   if (path_.empty())
     throw Error("cannot write a file without a name", "give the path of a file", ExitCode::wrong_usage);
   std::error_code ignored;
+  // The file behind a link is what is replaced, not the link.
+  if (fs::is_symlink(path_, ignored)) path_ = fs::weakly_canonical(path_);
   const fs::file_status status = fs::status(path_, ignored);
   if (fs::is_directory(status) || !path_.has_filename()) throw write_error(path_, EISDIR);
   // A rename would replace a device such as /dev/null itself.
@@ -105,7 +107,10 @@ AtomicFile::AtomicFile(fs::path path, std::uint64_t reserve_bytes) : path_(std::
     ::unlink(temporary_.c_str());
     descriptor_ = ::open(temporary_.c_str(), kFlags, 0666);
   }
-  if (descriptor_ < 0) throw write_error(path_, errno, kept_clause(path_));
+  if (descriptor_ < 0) {
+    const int error_number = errno;  // kept_clause looks at the disk and would change it
+    throw write_error(path_, error_number, kept_clause(path_));
+  }
 
   if (reserve_bytes > 0) {
     int result = 0;

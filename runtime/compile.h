@@ -15,7 +15,11 @@ struct CompileSettings {
   std::ostream* log = nullptr;  ///< Where options.debug prints.
 };
 
-/// Throws Error as the passes, the plan and the lowering do.
+/// All but the executor: says what a graph will take without allocating it. Throws Error as the passes, the plan and
+/// the lowering do.
+codegen::CpuPlan plan(ir::Graph graph, const ir::Options& options, int threads, const CompileSettings& settings = {});
+
+/// The executor of plan().
 std::unique_ptr<Executor> compile(ir::Graph graph, const ir::Options& options, int threads,
                                   const CompileSettings& settings = {});
 

@@ -77,6 +77,7 @@ Executor::Executor(codegen::CpuPlan plan, int threads) : plan_(std::move(plan)) 
                                 (1 << 20)),
                 "use a smaller batch or model");
   }
+  team_ = std::make_unique<codegen::ThreadTeam>(threads);
   seconds_.assign(plan_.kernels.size(), 0.0);
   fill_leaves();
 }
@@ -137,7 +138,7 @@ void Executor::read_state(std::string_view name, std::span<std::byte> bytes) con
 }
 
 void Executor::run() {
-  const codegen::CpuContext context{arena_.get(), workspace_.get(), scratch_};
+  const codegen::CpuContext context{*team_, arena_.get(), workspace_.get(), scratch_};
   if (!profiling_) {
     for (const auto& kernel : plan_.kernels) kernel->run(context);
     return;

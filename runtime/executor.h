@@ -1,4 +1,7 @@
-// Runs a lowered graph step after step on the CPU.
+// runtime/ says how a compiled plan runs and how bytes come in and go out: executor, images, checkpoint files. What
+// must not live here: models and training (models/), kernels (codegen/).
+//
+// This file: runs a lowered graph step after step on the CPU.
 #pragma once
 
 #include <cstddef>
@@ -10,6 +13,7 @@
 #include <vector>
 
 #include "codegen/cpu/cpu_plan.h"
+#include "codegen/cpu/thread_team.h"
 
 namespace difuse::runtime {
 
@@ -65,6 +69,7 @@ class Executor {
   Memory arena_, workspace_;
   std::vector<Memory> scratch_memory_;
   std::vector<std::byte*> scratch_;
+  std::unique_ptr<codegen::ThreadTeam> team_;
   bool profiling_ = false;
   std::vector<double> seconds_;  // by kernel
   int64_t profiled_steps_ = 0;

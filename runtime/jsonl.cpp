@@ -23,7 +23,8 @@ using nlohmann::json;
 
 namespace {
 
-/// `text` without the lines beyond `step` and without a cut-off last line.
+/// `text` without the lines beyond `step`, without a cut-off last line, and only up to the zeros that a
+/// power cut leaves.
 std::string kept_lines(const fs::path& path, std::string_view text, std::int64_t step) {
   std::string kept;
   int line_number = 0;
@@ -34,6 +35,7 @@ std::string kept_lines(const fs::path& path, std::string_view text, std::int64_t
     const std::string_view line = text.substr(0, end);
     text.remove_prefix(end + 1);
     const json object = json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (line.find('\0') != std::string_view::npos) break;
     if (!object.is_object()) {
       throw Error(
           fmt::format("line {} of '{}' is not a JSON object, so this is not a metrics log", line_number, path.string()),
@@ -66,6 +68,11 @@ JsonlLog JsonlLog::resume(const fs::path& path, std::int64_t step) {
 }
 
 JsonlLog::JsonlLog(fs::path path, bool empty_it) : path_(std::move(path)) {
+  std::error_code ignored;
+  if (fs::is_fifo(path_, ignored)) {  // opening it would wait for a reader
+    throw Error(fmt::format("cannot write '{}': it is a pipe, not a file", path_.string()),
+                "move it away, or choose another --out", ExitCode::wrong_usage);
+  }
   const int flags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | (empty_it ? O_TRUNC : 0);
   descriptor_ = ::open(path_.c_str(), flags, 0666);
   if (descriptor_ < 0) throw write_error(path_, errno);

@@ -10,6 +10,13 @@
 
 namespace difuse::codegen::kernels {
 
+// A result may be the same block as an operand, which carries nothing from one element to the next.
+#ifdef __clang__
+#define DIFUSE_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define DIFUSE_INDEPENDENT _Pragma("GCC ivdep")
+#endif
+
 struct Fill {
   DIFUSE_ALWAYS_INLINE static void run(float* out, float value, int64_t n) {
     for (int64_t i = 0; i < n; ++i) out[i] = value;
@@ -93,7 +100,8 @@ DIFUSE_ALWAYS_INLINE float from_integer(Integer x) {
 
 template <class From, class To, auto kConvert>
 struct Convert {
-  DIFUSE_ALWAYS_INLINE static void run(const From* __restrict in, To* __restrict out, int64_t n) {
+  DIFUSE_ALWAYS_INLINE static void run(const From* in, To* out, int64_t n) {
+    DIFUSE_INDEPENDENT
     for (int64_t i = 0; i < n; ++i) out[i] = kConvert(in[i]);
   }
 };

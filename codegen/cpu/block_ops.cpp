@@ -52,13 +52,6 @@ struct select {
 };
 }  // namespace functor
 
-// A result may be the same block as an operand, which carries nothing from one element to the next.
-#ifdef __clang__
-#define DIFUSE_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
-#else
-#define DIFUSE_INDEPENDENT _Pragma("GCC ivdep")
-#endif
-
 template <class Functor, int kArity, unsigned kScalars>
 struct Elementwise {
   template <int kOperand>

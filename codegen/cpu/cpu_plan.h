@@ -1,4 +1,8 @@
-// A graph lowered for the CPU: one kernel per node that computes, run in order over one arena.
+// codegen/ says how a fused graph becomes kernels: for the CPU in cpu/, as CUDA source elsewhere. What must not live
+// here: what a graph means (ir/), how it is rewritten (passes/), devices, files of the user's and the step loop
+// (runtime/).
+//
+// This file: a graph lowered for the CPU: one kernel per node that computes, run in order over one arena.
 #pragma once
 
 #include <cstddef>
@@ -12,9 +16,12 @@
 
 namespace difuse::codegen {
 
-/// What a kernel call gets: the arena, what the threads of one kernel share while it runs, and one scratch block per
-/// thread.
+class ThreadTeam;
+
+/// What a kernel call gets: the threads, the arena, what the threads of one kernel share while it runs, and one scratch
+/// block per thread.
 struct CpuContext {
+  ThreadTeam& team;
   std::byte* arena;
   std::byte* workspace;                 ///< CpuPlan::workspace_bytes long, 64-byte aligned; nothing lasts in it.
   std::span<std::byte* const> scratch;  ///< One per thread, each CpuPlan::scratch_bytes long, 64-byte aligned.

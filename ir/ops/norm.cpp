@@ -74,8 +74,9 @@ void group_finish_gradient(GradientContext& c) {
   int64_t begin = 0;
   for (size_t i = 0; i < c.node().operands.size(); i += 2) {
     const Node& moments = b.graph().node(c.node().operands[i]);
-    require(moments.op == Op::channel_moments, "its operands come from {}, not from channel_moments",
-            to_string(moments.op));
+    const Value mean_of = c.node().operands[i], m2_of = c.node().operands[i + 1];
+    require(moments.op == Op::channel_moments && mean_of.result == 0 && m2_of == Value{mean_of.node, 1},
+            "operands {} and {} are not the mean and M2 of one channel_moments", i, i + 1);
     const Value image = moments.operands[0];
     const Shape& image_shape = b.shape(image);
     const int64_t end = begin + image_shape[3];

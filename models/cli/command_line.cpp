@@ -2,28 +2,34 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ir/error.h"
 #include "models/cli/commands.h"
-#include "models/cli/nearest.h"
+#include "models/config/nearest.h"
 
 namespace difuse::models {
 namespace {
 
 struct Command {
-  const char* name;
+  std::string_view name;
   const char* summary;
   Action (*add)(CLI::App& app);
+  bool prints = false;  ///< What it prints is all it does.
 };
 
 constexpr std::array kCommands = {
     Command{"train", "Train a diffusion UNet on images", &add_train},
     Command{"sample", "Draw images from a checkpoint", &add_sample},
-    Command{"inspect", "Describe a model preset, a checkpoint or a data set", &add_inspect},
-    Command{"doctor", "Say what this machine has and what difuse makes of it", &add_doctor},
+    Command{"inspect", "Describe a model preset, a checkpoint or a data set", &add_inspect, true},
+    Command{"doctor", "Say what this machine has and what difuse makes of it", &add_doctor, true},
 };
 
 std::vector<std::string> flag_names(const CLI::App& app) {
@@ -47,9 +53,18 @@ std::vector<std::string> flag_names(const CLI::App& app) {
               fmt::format("every value belongs to a flag; see difuse {} --help", command), ExitCode::wrong_usage);
 }
 
+/// A pipe whose reader has seen enough (`| head`) is no failure.
+void require_printed() {
+  errno = 0;
+  if ((std::fflush(stdout) == 0 && std::ferror(stdout) == 0) || errno == EPIPE) return;
+  throw Error(fmt::format("standard output cannot be written{}{}", errno != 0 ? ": " : "",
+                          errno != 0 ? std::strerror(errno) : ""),
+              "free some space, or send it elsewhere");
+}
+
 [[noreturn]] void no_command(const std::vector<std::string>& left) {
   std::vector<std::string> names;
-  for (const Command& command : kCommands) names.push_back(command.name);
+  for (const Command& command : kCommands) names.emplace_back(command.name);
   const std::string word = left.empty() ? std::string() : left.front();
   throw Error(left.empty() ? "no command given" : fmt::format("unknown command '{}'", word),
               choose_from(word, names) + "; difuse --help says what each does", ExitCode::wrong_usage);
@@ -67,7 +82,7 @@ int run_command_line(int argc, const char* const* argv, std::chrono::steady_cloc
 
   std::vector<std::pair<CLI::App*, Action>> commands;
   for (const Command& command : kCommands) {
-    CLI::App* sub = app.add_subcommand(command.name, command.summary);
+    CLI::App* sub = app.add_subcommand(std::string(command.name), command.summary);
     sub->set_help_flag("--help,-h", "Print this text");
     sub->allow_extras();
     commands.emplace_back(sub, command.add(*sub));
@@ -88,7 +103,10 @@ int run_command_line(int argc, const char* const* argv, std::chrono::steady_cloc
     if (!sub->parsed()) continue;
     if (const std::vector<std::string> left = sub->remaining(); !left.empty()) refuse(*sub, sub->get_name(), left);
     if (const std::vector<std::string> left = app.remaining(); !left.empty()) refuse(*sub, sub->get_name(), left);
-    return action({ir::Options::from_environment(), started});
+    const int exit_code = action({ir::Options::from_environment(), started});
+    const auto* command = std::ranges::find(kCommands, sub->get_name(), &Command::name);
+    if (command != kCommands.end() && command->prints) require_printed();
+    return exit_code;
   }
   no_command(app.remaining());
 }

@@ -7,12 +7,14 @@
 #include "codegen/cpu/isa.h"
 #include "models/cli/commands.h"
 #include "models/cli/probe.h"
+#include "models/run/console.h"
+#include "models/run/data.h"
 #include "runtime/atomic_file.h"
 
 namespace difuse::models {
 namespace {
 
-void print_row(const char* name, const std::string& text) { fmt::print("{:<14} {}\n", name, text); }
+void print_row(const char* name, const std::string& text) { say("{:<14} {}\n", name, text); }
 
 std::string cache_text(const ir::Options& options) {
   if (options.cache.empty()) return "DIFUSE_CACHE is not set; the CPU backend compiles nothing and needs none";
@@ -41,10 +43,12 @@ int run_doctor(const CommandContext& context) {
   print_row("NVRTC", nvrtc.text);
   print_row("devices", "cpu");
   print_row("kernel cache", cache_text(context.options));
+  const std::filesystem::path images = default_data_cache(context.options);
+  print_row("image cache", images.empty() ? "none: neither DIFUSE_CACHE nor HOME is set" : images.string());
 
-  fmt::print("\nEnvironment variables\n");
+  say("\nEnvironment variables\n");
   for (const ir::OptionRow& row : ir::option_table()) {
-    fmt::print("  {:<20} {:<16} {}\n", row.variable, row.grammar, row.meaning);
+    say("  {:<20} {:<16} {}\n", row.variable, row.grammar, row.meaning);
   }
   return 0;
 }

@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "ir/error.h"
-#include "models/cli/nearest.h"
+#include "models/config/nearest.h"
 
 namespace difuse::models {
 namespace {

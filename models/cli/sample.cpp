@@ -49,8 +49,10 @@ Action add_sample(CLI::App& app) {
   add_seed(app, "--seed", flags->seed, "Seed; image i depends on the seed and i alone", "0");
   add_whole(app, "--first-index", flags->first_index, {0, std::numeric_limits<int32_t>::max() - 2 * kMostImages},
             "Number of the first image", "0");
-  add_choice(app, "--sampler", flags->sampler, {"ddim", "ddpm"}, "Sampler", "ddim");
-  add_whole(app, "--steps", o.steps, {1, 1 << 20}, "Steps of the sampler", "ddim: 50, ddpm: all timesteps");
+  add_text(app, "--class", o.classes, "NAME|N[,...]",
+           "Classes that the images take in turn, by name, or by number where no name is the same", "all in turn");
+  add_choice(app, "--sampler", flags->sampler, {"ddim", "ddpm"}, "Sampler", "ddpm");
+  add_whole(app, "--steps", o.steps, {1, 1 << 20}, "Steps of the sampler", "100");
   add_real(app, "--eta", o.eta, {0, 1}, "ddim: share of the ancestral noise", "0");
   add_text(app, "--weights", flags->weights, "ema|raw|ema_1...", "Averaged weights, or those of the last step", "ema");
   add_whole(app, "--columns", o.columns, {1, kMostImages}, "Columns of the grid", "nearly square");

@@ -19,29 +19,42 @@ constexpr WholeRange kMaybe{0, int64_t{1} << 31};
 
 struct TrainFlags {
   TrainOptions options;
-  std::string data, out, resume;
-  std::optional<std::string> device, dtype, schedule;
+  std::string data, out, resume, config, data_cache;
+  std::optional<std::string> device, dtype, schedule, lr_schedule, crop, on_bad_image, image_size, channels;
   std::optional<int64_t> save_every, keep_last, sample_every, log_every, threads;
   CLI::Option* resume_flag = nullptr;
+  bool flip = false, class_from_folder = false;
   CLI::Option* flip_flag = nullptr;
+  CLI::Option* class_flag = nullptr;
 };
 
 int run_train(TrainFlags& flags, const CommandContext& context) {
   constexpr const char* kExample = "difuse train --data images --model tiny --steps 1000 --out runs/a";
   TrainOptions& options = flags.options;
   if (flags.data.empty()) missing_flag("train", "--data", kExample);
-  if (flags.out.empty()) missing_flag("train", "--out", kExample);
-  if (!options.model && flags.resume_flag->count() == 0) {
-    missing_flag("train", fmt::format("--model ({})", fmt::join(preset_names(), ", ")), kExample);
+  const bool needs_out = !options.dry_run || (flags.resume_flag->count() > 0 && flags.resume.empty());
+  if (flags.out.empty() && needs_out) missing_flag("train", "--out", kExample);
+  if (!options.model && flags.config.empty() && flags.resume_flag->count() == 0) {
+    missing_flag("train", fmt::format("--model ({}) or --config", fmt::join(preset_names(), ", ")), kExample);
   }
   options.data = flags.data;
+  if (!flags.config.empty()) options.config = flags.config;
+  if (!flags.data_cache.empty()) options.data_cache = flags.data_cache;
+  if (flags.image_size) options.image_size = runtime::parse_image_size("--image-size", *flags.image_size);
+  if (flags.channels) options.channels = parse_whole("--channels", *flags.channels, {1, 4});
+  if (flags.crop) options.crop = runtime::parse_crop(*flags.crop);
+  if (flags.on_bad_image) {
+    options.on_bad_image = *flags.on_bad_image == "skip" ? runtime::OnBadImage::skip : runtime::OnBadImage::error;
+  }
+  if (flags.class_flag->count() > 0) options.class_from_folder = flags.class_from_folder;
   options.out = flags.out;
   if (flags.resume_flag->count() > 0) options.resume = flags.resume;
-  if (flags.flip_flag->count() > 0) options.flip = true;
+  if (flags.flip_flag->count() > 0) options.flip = flags.flip;
   options.save_every = flags.save_every.value_or(options.save_every);
   options.keep_last = flags.keep_last.value_or(options.keep_last);
   options.sample_every = flags.sample_every.value_or(options.sample_every);
   options.log_every = flags.log_every.value_or(options.log_every);
+  if (flags.lr_schedule) options.lr_schedule = parse_learning_rate_schedule(*flags.lr_schedule);
   if (flags.schedule) options.schedule = parse_noise_schedule(*flags.schedule);
   options.threads = resolve_threads(flags.threads);
   options.started = context.started;
@@ -55,9 +68,12 @@ Action add_train(CLI::App& app) {
   auto flags = std::make_shared<TrainFlags>();
   TrainOptions& o = flags->options;
   add_path(app, "--data", flags->data,
-           "Images: an IDX file (MNIST, Fashion-MNIST), plain or gzip, or a folder with one");
+           "Images: a folder of PNG, JPEG and WebP files at any depth, or an IDX file (MNIST), plain or gzip");
   add_path(app, "--out", flags->out, "Folder of the run: checkpoint, samples, metrics");
   add_choice(app, "--model", o.model, preset_names(), "Preset; difuse inspect NAME describes it");
+  add_path(
+      app, "--config", flags->config,
+      "TOML file of the model, its diffusion and training; flags win over it; difuse inspect PRESET --toml prints one");
   add_whole(app, "--steps", o.steps, kCount, "Stop after so many steps in all; resumed ones count");
   add_real(app, "--minutes", o.minutes, {.least = 0, .most = 1e7, .open = true},
            "Stop after so much time since the start and save");
@@ -67,9 +83,27 @@ Action add_train(CLI::App& app) {
                            ->type_name("[PATH]")
                            ->expected(0, 1)
                            ->take_last();
+  app.add_flag("--dry-run", o.dry_run, "Check, compile and say what the run would take; write nothing");
+
+  add_text(app, "--image-size", flags->image_size, "S|HxW", "Size of the images and of the model", kPreset);
+  add_choice(app, "--channels", flags->channels, {"1", "3", "4"}, "Grey, colour, or colour and alpha", kPreset);
+  add_choice(app, "--crop", flags->crop, {"center", "none"},
+             "Images of another shape: cut around the centre, or squeezed", "center");
+  flags->flip_flag = app.add_flag("--flip", flags->flip, "Mirror images left to right at random");
+  add_choice(app, "--on-bad-image", flags->on_bad_image, {"error", "skip"}, "What to do about files that are damaged",
+             "error");
+  flags->class_flag =
+      app.add_flag("--class-from-folder", flags->class_from_folder, "Classes: the folders on the first level");
+  add_whole(app, "--classes", o.classes, {0, 1 << 24}, "Classes of the model; 0: not conditional",
+            "the preset's, or those of --class-from-folder");
+  add_path(app, "--data-cache", flags->data_cache, "Where decoded folders are kept [the user's cache, difuse/images]");
 
   add_whole(app, "--batch", o.batch, {1, 1 << 20}, "Images a step", kPreset);
+  add_whole(app, "--microbatch", o.microbatch, {1, 1 << 20},
+            "Images at a time, gradients averaged over the batch; divides --batch", "all");
   add_real(app, "--lr", o.lr, {.least = 0, .open = true}, "Learning rate of AdamW", kPreset);
+  add_choice(app, "--lr-schedule", flags->lr_schedule, {"constant", "cosine"},
+             "Learning rate after the warm-up; cosine falls to 0 at --steps", kPreset);
   add_whole(app, "--warmup", o.warmup, kMaybe, "Steps over which the learning rate rises from 0", kPreset);
   add_real(app, "--weight-decay", o.weight_decay, {0, 1e3}, "Weight decay of AdamW", kPreset);
   add_real(app, "--clip-norm", o.clip_norm, {0}, "Largest global norm of the gradient; 0: no limit", kPreset);
@@ -78,7 +112,6 @@ Action add_train(CLI::App& app) {
   add_choice(app, "--schedule", flags->schedule, {"linear", "cosine"}, "Noise schedule", kPreset);
   add_whole(app, "--timesteps", o.timesteps, {2, 1 << 20}, "Timesteps of the noise schedule", kPreset);
   add_seed(app, "--seed", o.seed, "Seed of everything random", "0");
-  flags->flip_flag = app.add_flag("--flip")->description("Mirror images left to right at random");
 
   add_whole(app, "--save-every", flags->save_every, kMaybe, "Steps between checkpoints; 0: only at the end", "500");
   add_whole(app, "--keep-last", flags->keep_last, {0, 1 << 20}, "Numbered checkpoints to keep beside the latest", "0");

@@ -25,8 +25,9 @@ std::string_view to_string(SamplerKind kind);
 std::optional<SamplerKind> parse_sampler_kind(std::string_view text);
 
 struct SamplerConfig {
-  SamplerKind kind = SamplerKind::ddim;
-  int64_t steps = 50;
+  // Fresh noise at every step mends the errors of the steps before, which a young model makes many of.
+  SamplerKind kind = SamplerKind::ddpm;
+  int64_t steps = 100;
   double eta = 0;               ///< ddim: share of the ancestral noise, 0 to 1.
   bool large_variance = false;  ///< ddpm: variance beta instead of the posterior's; not read with a learned variance.
   bool clip_x0 = true;

@@ -16,12 +16,16 @@ static_assert(std::atomic<int>::is_always_lock_free);
 void remember(int number) {
   const int old_errno = errno;
   received = number;
-  constexpr std::string_view kMessage = "\nfinishing the step and saving; the same signal again stops at once\n";
+  constexpr std::string_view kMessage =
+      "\nstopping in good order, what is trained is saved; the same signal again stops at once\n";
   static_cast<void>(!::write(STDERR_FILENO, kMessage.data(), kMessage.size()));
   struct sigaction standard {};
   standard.sa_handler = SIG_DFL;
   ::sigaction(SIGINT, &standard, nullptr);
   ::sigaction(SIGTERM, &standard, nullptr);
+  struct sigaction hang_up {};
+  ::sigaction(SIGHUP, nullptr, &hang_up);
+  if (hang_up.sa_handler != SIG_IGN) ::sigaction(SIGHUP, &standard, nullptr);
   errno = old_errno;
 }
 
@@ -34,11 +38,14 @@ InterruptGuard::InterruptGuard() {
   action.sa_flags = SA_RESTART;
   ::sigaction(SIGINT, &action, &old_interrupt_);
   ::sigaction(SIGTERM, &action, &old_terminate_);
+  ::sigaction(SIGHUP, nullptr, &old_hang_up_);
+  if (old_hang_up_.sa_handler != SIG_IGN) ::sigaction(SIGHUP, &action, nullptr);
 }
 
 InterruptGuard::~InterruptGuard() {
   ::sigaction(SIGINT, &old_interrupt_, nullptr);
   ::sigaction(SIGTERM, &old_terminate_, nullptr);
+  ::sigaction(SIGHUP, &old_hang_up_, nullptr);
 }
 
 int InterruptGuard::signal() const { return received; }

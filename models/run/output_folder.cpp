@@ -1,6 +1,10 @@
 #include "models/run/output_folder.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <system_error>
@@ -62,6 +66,38 @@ void OutputFolder::require_space(const fs::path& name, uint64_t bytes) const {
 void OutputFolder::remove_created() noexcept {
   std::error_code ignored;
   for (; !created_.empty(); created_.pop_back()) fs::remove(created_.back(), ignored);
+}
+
+RunLock::RunLock(const fs::path& folder) : path_(folder / ".lock") {
+  for (;;) {
+    descriptor_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
+    if (descriptor_ < 0) return;
+    int failed = 0;
+    do {
+      failed = ::flock(descriptor_, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
+    } while (failed == EINTR);
+    if (failed == EWOULDBLOCK) {
+      ::close(descriptor_);
+      throw Error(fmt::format("--out '{}' is in use by another run", folder.string()),
+                  "wait until it ends or stop it, or choose another folder", ExitCode::wrong_usage);
+    }
+    if (failed != 0) return;
+    // The run before may have removed its file between the opening and the locking.
+    struct stat held {
+    }, named{};
+    if (::fstat(descriptor_, &held) == 0 && ::stat(path_.c_str(), &named) == 0 && held.st_ino == named.st_ino &&
+        held.st_dev == named.st_dev) {
+      return;
+    }
+    ::close(descriptor_);
+  }
+}
+
+RunLock::~RunLock() {
+  if (descriptor_ < 0) return;
+  struct stat held {};
+  if (::fstat(descriptor_, &held) == 0 && held.st_size == 0) ::unlink(path_.c_str());
+  ::close(descriptor_);
 }
 
 }  // namespace difuse::models

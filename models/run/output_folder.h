@@ -30,4 +30,19 @@ class OutputFolder {
   std::vector<std::filesystem::path> created_;  // Outermost first.
 };
 
+/// Holds the folder against other runs while it lives: a lock on its file `.lock`, which a process that dies gives up.
+/// Where the folder cannot be written or its file system has no locks, it holds nothing.
+class RunLock {
+ public:
+  /// Error (wrong_usage) naming the folder when a run holds it.
+  explicit RunLock(const std::filesystem::path& folder);
+  ~RunLock();
+  RunLock(const RunLock&) = delete;
+  RunLock& operator=(const RunLock&) = delete;
+
+ private:
+  std::filesystem::path path_;
+  int descriptor_ = -1;
+};
+
 }  // namespace difuse::models

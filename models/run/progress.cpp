@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "models/run/console.h"
 #include "models/run/units.h"
 
 namespace difuse::models {
@@ -42,10 +43,10 @@ void Progress::show(const ProgressLine& line) {
     const size_t length = text.size();
     text.resize(std::max(length, width_), ' ');  // Covers what is left of a longer line.
     width_ = length;
-    fmt::print("\r{}", text);
+    say("\r{}", text);
     open_line_ = true;
   } else {
-    fmt::print("{}\n", text);
+    say("{}\n", text);
   }
   std::fflush(stdout);
   last_ = steady_clock::now();
@@ -53,13 +54,13 @@ void Progress::show(const ProgressLine& line) {
 
 void Progress::note(const std::string& text) {
   finish();
-  fmt::print("{}\n", text);
+  say("{}\n", text);
   std::fflush(stdout);
 }
 
 void Progress::finish() {
   if (!open_line_) return;
-  fmt::print("\n");
+  say("\n");
   std::fflush(stdout);
   open_line_ = false;
   width_ = 0;

@@ -3,14 +3,22 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <map>
 #include <system_error>
 
 #include "ir/error.h"
+#include "models/config/config_json.h"
+#include "models/config/toml_file.h"
+#include "models/config/training_table.h"
 #include "models/presets.h"
 
 namespace difuse::models {
 
 namespace fs = std::filesystem;
+using nlohmann::json;
 
 namespace {
 
@@ -18,34 +26,133 @@ namespace {
   throw Error(message, std::move(remedy), ExitCode::wrong_usage);
 }
 
-std::string text_of(const std::string& value) { return value; }
-std::string text_of(bool value) { return value ? "on" : "off"; }
-std::string text_of(NoiseSchedule value) { return std::string(to_string(value)); }
-std::string text_of(const std::vector<double>& values) { return fmt::format("{}", fmt::join(values, ",")); }
-template <class Number>
-std::string text_of(Number value) {
-  return fmt::format("{}", value);
+std::string text_of(const json& value) {
+  if (value.is_string()) return value.get<std::string>();
+  if (value.is_boolean()) return value.get<bool>() ? "on" : "off";
+  return value.dump();
 }
 
-/// Puts flags into a configuration.
-class Settler {
+/// What somebody has set; the later wins.
+class Settings {
  public:
-  explicit Settler(const Checkpoint* resumed) : resumed_(resumed) {}
+  void put(const Setting& setting) { settings_[{setting.table, setting.key}] = setting; }
 
-  template <class T>
-  void operator()(const char* flag, const std::optional<T>& given, T& value) const {
+  /// A flag, if it was given. `value` is what the field takes.
+  template <class T, class Value>
+  void flag(const char* name, const std::optional<T>& given, const char* table, const char* key, const Value& value) {
     if (!given) return;
-    if (resumed_ != nullptr && *given != value) {
-      wrong(fmt::format("{} {} contradicts '{}', which was trained with {}", flag, text_of(*given),
-                        resumed_->path().string(), text_of(value)),
-            fmt::format("leave {} out to go on with that run, or start a new one without --resume", flag));
+    const json field = value(*given);
+    const std::string source = field.is_boolean() ? fmt::format("{}{}", name, field.get<bool>() ? "" : "=false")
+                                                  : fmt::format("{} {}", name, text_of(field));
+    put({source, table, key, field});
+  }
+  template <class T>
+  void flag(const char* name, const std::optional<T>& given, const char* table, const char* key) {
+    flag(name, given, table, key, [](const T& value) -> json {
+      if constexpr (std::is_enum_v<T>) {
+        return std::string(to_string(value));
+      } else {
+        return value;
+      }
+    });
+  }
+
+  Setting* find(const char* table, const char* key) {
+    const auto found = settings_.find({table, key});
+    return found == settings_.end() ? nullptr : &found->second;
+  }
+
+  /// The configuration with what was set. Whatever differs from `resumed` is an Error.
+  template <class Config>
+  Config apply(const char* table, const Config& config, const Checkpoint* resumed) const {
+    nlohmann::ordered_json fields = config_to_json(config);
+    for (const auto& [place, setting] : settings_) {
+      if (place.first != table) continue;
+      auto& field = fields.at(setting.key);
+      if (resumed != nullptr && json(field) != setting.value && !may_change(setting)) {
+        wrong(fmt::format("{} contradicts '{}', which was trained with {}", setting.source, resumed->path().string(),
+                          text_of(field)),
+              "leave it out to go on with that run, or start a new one without --resume");
+      }
+      field = setting.value;
     }
-    value = *given;
+    return config_from_json<Config>(fields, table);
   }
 
  private:
-  const Checkpoint* resumed_;
+  /// What a run that went wrong may go on with; a file states a whole run, so it takes a flag.
+  static bool may_change(const Setting& setting) {
+    constexpr std::array kFlags = {"--lr ", "--clip-norm ", "--warmup ", "--weight-decay "};
+    return std::ranges::any_of(kFlags, [&](const char* flag) { return setting.source.starts_with(flag); });
+  }
+
+  std::map<std::pair<std::string, std::string>, Setting> settings_;
 };
+
+Settings settings_of(const TrainOptions& options, const ConfigFile& file) {
+  Settings settings;
+  for (const Setting& setting : file.settings) settings.put(setting);
+  const auto& size = options.image_size;
+  settings.flag("--image-size", size, "model", "image_height", [](const auto& s) { return json(s.height); });
+  settings.flag("--image-size", size, "model", "image_width", [](const auto& s) { return json(s.width); });
+  settings.flag("--channels", options.channels, "model", "image_channels");
+  settings.flag("--classes", options.classes, "model", "num_classes");
+  settings.flag("--schedule", options.schedule, "diffusion", "schedule");
+  settings.flag("--timesteps", options.timesteps, "diffusion", "timesteps");
+  settings.flag("--batch", options.batch, "training", "batch");
+  settings.flag("--microbatch", options.microbatch, "training", "microbatch");
+  settings.flag("--lr", options.lr, "training", "learning_rate");
+  settings.flag("--lr-schedule", options.lr_schedule, "training", "schedule");
+  settings.flag("--warmup", options.warmup, "training", "warmup");
+  settings.flag("--weight-decay", options.weight_decay, "training", "weight_decay");
+  settings.flag("--clip-norm", options.clip_norm, "training", "clip_norm");
+  settings.flag("--ema", options.ema, "training", "ema_decays");
+  settings.flag("--seed", options.seed, "run", "seed");
+  settings.flag("--flip", options.flip, "run", "flip");
+  settings.flag("--crop", options.crop, "run", "crop");
+  settings.flag("--class-from-folder", options.class_from_folder, "run", "class_from_folder");
+  return settings;
+}
+
+RunConfig preset_config(const std::string& name) {
+  const Preset preset = find_preset(name);
+  return {{.model = preset.name, .version = DIFUSE_VERSION}, preset.unet, preset.diffusion, preset.training};
+}
+
+/// Where a new run starts from: the preset of the flag, else the one of the file, else the defaults.
+RunConfig base_config(const std::optional<std::string>& model, const fs::path& path, const ConfigFile& file) {
+  if (model) return preset_config(*model);
+  if (!file.preset) return {{.model = path.filename().string(), .version = DIFUSE_VERSION}, {}, {}, {}};
+  try {
+    return preset_config(file.preset->value.get<std::string>());
+  } catch (const Error& error) {
+    wrong(fmt::format("{}: {}", file.preset->source, error.what()), error.remedy());
+  }
+}
+
+void require_same_model(const std::string& source, const std::string& name, const Checkpoint& resumed) {
+  if (name == resumed.config().run.model) return;
+  wrong(fmt::format("{} contradicts '{}', which was trained with {}", source, resumed.path().string(),
+                    resumed.config().run.model),
+        "leave it out to go on with that run, or start a new one without --resume");
+}
+
+/// A cosine schedule has to know where it ends.
+void settle_schedule_end(OptimizerConfig& optimizer, const TrainOptions& options) {
+  if (optimizer.schedule != LearningRateSchedule::cosine) return;
+  if (optimizer.total_steps == 0) {
+    if (!options.steps) {
+      wrong("a cosine learning rate falls to 0 at the last step, and nothing says which that is",
+            "give --steps, or total_steps in the [training] table of --config");
+    }
+    optimizer.total_steps = *options.steps;
+  }
+  if (options.steps && *options.steps > optimizer.total_steps) {
+    wrong(fmt::format("--steps {}, but the cosine learning rate reaches 0 at step {}", *options.steps,
+                      optimizer.total_steps),
+          fmt::format("use --steps {} or less, or start a run with a longer schedule", optimizer.total_steps));
+  }
+}
 
 std::string size_text(int64_t height, int64_t width, int64_t channels) {
   return fmt::format("{}x{}x{}", height, width, channels);
@@ -55,49 +162,155 @@ std::string size_text(const UNetConfig& unet) {
   return size_text(unet.image_height, unet.image_width, unet.image_channels);
 }
 
-/// What fits the images: presets, or other images.
-std::string size_remedy(const std::string& found, const std::string& needed) {
+/// What makes images and model fit: other flags, or a preset.
+std::string size_remedy(const runtime::ImageSet& images, const UNetConfig& unet) {
+  const auto flags = [&](int64_t height, int64_t width, int64_t channels) {
+    std::string text;
+    if (images.height != unet.image_height || images.width != unet.image_width) {
+      text =
+          height == width ? fmt::format("--image-size {}", height) : fmt::format("--image-size {}x{}", height, width);
+    }
+    if (images.channels != unet.image_channels)
+      text += fmt::format("{}--channels {}", text.empty() ? "" : " ", channels);
+    return text;
+  };
+  std::string text = fmt::format("give {} to bring the images to the model's size, {} for a model of theirs",
+                                 flags(unet.image_height, unet.image_width, unet.image_channels),
+                                 flags(images.height, images.width, images.channels));
   std::vector<std::string> names;
   for (const Preset& preset : presets()) {
-    if (size_text(preset.unet) == found) names.push_back(preset.name);
+    if (size_text(preset.unet) == size_text(images.height, images.width, images.channels)) names.push_back(preset.name);
   }
-  if (names.empty()) return fmt::format("give images of {}; no preset is for {}", needed, found);
-  return fmt::format("use --model {}, or give images of {}", fmt::join(names, " or --model "), needed);
+  if (!names.empty()) text += fmt::format(", or use --model {}", fmt::join(names, " or --model "));
+  return text;
+}
+
+void check_size(const RunConfig& config, const runtime::ImageSet& images, const TrainOptions& options) {
+  const std::string found = size_text(images.height, images.width, images.channels);
+  const std::string needed = size_text(config.unet);
+  if (found == needed) return;
+  wrong(fmt::format("the model {} is for images of {} (height x width x channels), but --data '{}' has {}",
+                    config.run.model, needed, options.data.string(), found),
+        size_remedy(images, config.unet));
+}
+
+void check_count(const RunConfig& config, const runtime::ImageSet& images, const TrainOptions& options,
+                 const Checkpoint* resumed) {
+  const std::string data = options.data.string();
+  if (const int64_t batch = step_images(config.training); images.count < batch) {
+    wrong(fmt::format("--data '{}' has {} image{}, fewer than a batch of {}", data, images.count,
+                      images.count == 1 ? "" : "s", batch),
+          resumed == nullptr ? fmt::format("use --batch {} or less, or more images", images.count)
+                             : "give the data that the run began with");
+  }
+  if (resumed != nullptr && images.count != config.run.images) {
+    wrong(fmt::format("--data '{}' has {} images, but '{}' was trained on {}", data, images.count,
+                      resumed->path().string(), config.run.images),
+          "give the data that the run began with, or start a new run without --resume");
+  }
+}
+
+/// Of everything in the data that decides the numbers; 0 where the pixels were not kept. FNV-1a (Fowler, Noll, Vo) over
+/// words of 8 bytes, folded after each so that its low bits know of the high ones.
+uint64_t fingerprint(const runtime::ImageSet& images, bool with_labels) {
+  if (images.pixels.empty()) return 0;
+  uint64_t hash = 0xcbf29ce484222325u;
+  const auto add = [&hash](std::span<const std::byte> bytes) {
+    for (size_t at = 0; at < bytes.size(); at += sizeof(uint64_t)) {
+      uint64_t word = 0;
+      std::memcpy(&word, &bytes[at], std::min(sizeof word, bytes.size() - at));
+      hash = (hash ^ word) * 0x100000001b3u;
+      hash ^= hash >> 32;
+    }
+  };
+  add(std::as_bytes(images.pixels));
+  if (with_labels) add(std::as_bytes(std::span(images.labels)));
+  return std::max<uint64_t>(hash, 1);
+}
+
+void check_fingerprint(const RunConfig& config, uint64_t found, const TrainOptions& options,
+                       const Checkpoint& resumed) {
+  if (config.run.fingerprint == 0 || found == 0 || found == config.run.fingerprint) return;
+  wrong(fmt::format("--data '{}' has other images or labels than '{}' was trained on", options.data.string(),
+                    resumed.path().string()),
+        "give the data that the run began with, or start a new run without --resume");
+}
+
+/// Names travel as JSON, which is UTF-8.
+void check_names(const runtime::ImageSet& images) {
+  for (const std::string& name : images.class_names) {
+    try {
+      static_cast<void>(json(name).dump());
+    } catch (const json::type_error&) {
+      wrong(fmt::format("the name of the class folder '{}' is not UTF-8", name), "rename the folder");
+    }
+  }
+}
+
+void check_classes(const RunConfig& config, const runtime::ImageSet& images, const TrainOptions& options,
+                   const Checkpoint* resumed) {
+  if (config.unet.num_classes == 0) return;
+  try {
+    runtime::check_labels(images, static_cast<int>(config.unet.num_classes));
+  } catch (const Error& error) {
+    wrong(fmt::format("--data '{}': {}", options.data.string(), error.what()), error.remedy());
+  }
+  if (resumed == nullptr || images.class_names == config.run.class_names) return;
+  wrong(fmt::format("the classes of --data '{}' are {}, but '{}' was trained on {}", options.data.string(),
+                    fmt::join(images.class_names, ", "), resumed->path().string(),
+                    fmt::join(config.run.class_names, ", ")),
+        "give the data that the run began with, or start a new run without --resume");
+}
+
+/// Preset or checkpoint, then the file, then the flags.
+RunConfig merge(const TrainOptions& options, const Checkpoint* resumed) {
+  const fs::path path = options.config.value_or(fs::path());
+  const ConfigFile file = options.config ? read_config_file(path) : ConfigFile();
+  RunConfig config = resumed != nullptr ? resumed->config() : base_config(options.model, path, file);
+  if (resumed != nullptr && options.model) require_same_model("--model " + *options.model, *options.model, *resumed);
+  if (resumed != nullptr && file.preset && !options.model) {
+    require_same_model(file.preset->source, file.preset->value.get<std::string>(), *resumed);
+  }
+
+  Settings settings = settings_of(options, file);
+  TrainingTable table = to_table(config.training);
+  if (Setting* part = settings.find("training", "microbatch")) {
+    const Setting* whole = settings.find("training", "batch");
+    if (part->value == (whole != nullptr ? whole->value : json(table.batch))) part->value = 0;  // All at once.
+  }
+  config.unet = settings.apply("model", config.unet, resumed);
+  config.diffusion = settings.apply("diffusion", config.diffusion, resumed);
+  table = settings.apply("training", table, resumed);
+  config.run = settings.apply("run", config.run, resumed);
+  try {
+    config.training = from_table(table);
+    check(config.unet);
+    check(config.diffusion);
+  } catch (const Error& error) {
+    if (!options.config) throw;
+    wrong(fmt::format("--config '{}': {}", path.string(), error.what()), error.remedy());
+  }
+  return config;
 }
 
 }  // namespace
 
 RunConfig settle_config(const TrainOptions& options, const Checkpoint* resumed) {
-  RunConfig config;
-  if (resumed != nullptr) {
-    config = resumed->config();
-  } else {
-    const Preset preset = find_preset(options.model.value());
-    config = {{.model = preset.name, .version = DIFUSE_VERSION}, preset.unet, preset.diffusion, preset.training};
-  }
-  OptimizerConfig& optimizer = config.training.optimizer;
-  const Settler settle(resumed);
-  settle("--model", options.model, config.run.model);
-  settle("--seed", options.seed, config.run.seed);
-  settle("--flip", options.flip, config.run.flip);
-  settle("--batch", options.batch, config.training.batch);
-  settle("--lr", options.lr, optimizer.learning_rate);
-  settle("--warmup", options.warmup, optimizer.warmup);
-  settle("--weight-decay", options.weight_decay, optimizer.weight_decay);
-  settle("--clip-norm", options.clip_norm, optimizer.clip_norm);
-  settle("--ema", options.ema, optimizer.ema_decays);
-  settle("--schedule", options.schedule, config.diffusion.schedule);
-  settle("--timesteps", options.timesteps, config.diffusion.timesteps);
+  RunConfig config = merge(options, resumed);
+  if (options.on_bad_image) config.run.skip_bad_images = *options.on_bad_image == runtime::OnBadImage::skip;
 
-  check(config.unet);
-  check(config.diffusion);
-  check(optimizer);
-  if (config.unet.learn_sigma || config.unet.num_classes > 0) {
-    wrong(fmt::format("--model {} {}, which this version does not train", config.run.model,
-                      config.unet.learn_sigma ? "learns the variance" : "is class-conditional"),
-          "choose another --model; difuse inspect describes each");
+  settle_schedule_end(config.training.optimizer, options);
+  check(config.training.optimizer);
+  if (options.class_from_folder.value_or(false) && options.classes == 0) {
+    wrong("--class-from-folder gives labels, and --classes 0 says that the model takes none", "leave one of them out");
   }
   return config;
+}
+
+RunConfig config_of_file(const fs::path& path) {
+  TrainOptions options;
+  options.config = path;
+  return merge(options, nullptr);
 }
 
 void require_own_folder(const fs::path& out, const fs::path* resumed) {
@@ -115,26 +328,21 @@ void require_own_folder(const fs::path& out, const fs::path* resumed) {
   }
 }
 
-void check_data(const runtime::ImageSet& images, const fs::path& data, const RunConfig& config,
+void adopt_data(RunConfig& config, const runtime::ImageSet& images, const TrainOptions& options,
                 const Checkpoint* resumed) {
-  const std::string found = size_text(images.height, images.width, images.channels);
-  const std::string needed = size_text(config.unet);
-  if (found != needed) {
-    wrong(fmt::format("--model {} is for images of {} (height x width x channels), but --data '{}' has {}",
-                      config.run.model, needed, data.string(), found),
-          size_remedy(found, needed));
+  check_size(config, images, options);
+  check_count(config, images, options, resumed);
+  check_names(images);
+  if (resumed == nullptr && config.run.class_from_folder && config.unet.num_classes == 0) {
+    config.unet.num_classes = static_cast<int64_t>(images.class_names.size());
+    check(config.unet);
   }
-  if (images.count < config.training.batch) {
-    wrong(fmt::format("--data '{}' has {} image{}, fewer than a batch of {}", data.string(), images.count,
-                      images.count == 1 ? "" : "s", config.training.batch),
-          resumed == nullptr ? fmt::format("use --batch {} or less, or more images", images.count)
-                             : "give the data that the run began with");
-  }
-  if (resumed != nullptr && images.count != config.run.images) {
-    wrong(fmt::format("--data '{}' has {} images, but '{}' was trained on {}", data.string(), images.count,
-                      resumed->path().string(), config.run.images),
-          "give the data that the run began with, or start a new run without --resume");
-  }
+  check_classes(config, images, options, resumed);
+  const uint64_t found = fingerprint(images, config.unet.num_classes > 0);
+  if (resumed != nullptr) check_fingerprint(config, found, options, *resumed);
+  if (resumed == nullptr) config.run.fingerprint = found;
+  config.run.images = images.count;
+  config.run.class_names = images.class_names;
 }
 
 }  // namespace difuse::models

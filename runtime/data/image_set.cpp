@@ -42,7 +42,8 @@ void check_labels(const ImageSet& images, int classes) {
                   "range, and the labels are {} to {}",
                   first - images.labels.begin(), *first, classes, classes - 1,
                   std::count_if(images.labels.begin(), images.labels.end(), bad), images.labels.size(), *least, *most),
-      *least < 0 ? "correct the labels" : fmt::format("give the model {} classes, or correct the labels", *most + 1),
+      *least < 0 ? "correct the labels"
+                 : fmt::format("give the model {0} classes (--classes {0}), or correct the labels", *most + 1),
       ExitCode::wrong_usage);
 }
 

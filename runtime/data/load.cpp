@@ -35,10 +35,19 @@ void check(const LoadSettings& settings) {
 
 /// IDX data brought to the size and channels that were asked for.
 ImageSet fit_idx(ImageSet set, const LoadSettings& settings) {
-  const ImageSize size = settings.size.height > 0 ? settings.size : ImageSize{set.height, set.width};
-  const int channels = settings.channels > 0 ? settings.channels : set.channels;
+  const bool resized = settings.size.height > 0 && !settings.idx_keeps_size;
+  const ImageSize size = resized ? settings.size : ImageSize{set.height, set.width};
+  const int channels = settings.channels > 0 && !settings.idx_keeps_channels ? settings.channels : set.channels;
   if (size == ImageSize{set.height, set.width} && channels == set.channels) return set;
   const auto bytes = static_cast<std::size_t>(set.image_bytes());
+  const auto brought = [&](ImageSet to) {
+    to.height = size.height;
+    to.width = size.width;
+    to.channels = channels;
+    to.summary += fmt::format("; brought to {}x{}x{}", to.height, to.width, to.channels);
+    return to;
+  };
+  if (settings.look_only) return brought(std::move(set));
   std::vector<std::uint8_t> pixels;
   pixels.reserve(std::uint64_t(set.count) * size.height * size.width * channels);
   for (std::int64_t i = 0; i < set.count; ++i) {
@@ -51,11 +60,7 @@ ImageSet fit_idx(ImageSet set, const LoadSettings& settings) {
     pixels.insert(pixels.end(), fitted.pixels.begin(), fitted.pixels.end());
   }
   set.own(std::move(pixels));
-  set.height = size.height;
-  set.width = size.width;
-  set.channels = channels;
-  set.summary += fmt::format("; brought to {}x{}x{}", set.height, set.width, set.channels);
-  return set;
+  return brought(std::move(set));
 }
 
 ImageSet load_single(const fs::path& path, LoadSettings settings) {
@@ -98,7 +103,9 @@ ImageSet load_images(const fs::path& path, const LoadSettings& settings, const L
     throw Error(fmt::format("--class-from-folder needs a folder of images, and '{}' is not one", path.string()),
                 "leave it out: the labels of IDX data lie in the file beside the images", ExitCode::wrong_usage);
   }
-  return idx ? fit_idx(read_idx(path), settings) : load_single(path, settings);
+  ImageSet set = idx ? fit_idx(read_idx(path), settings) : load_single(path, settings);
+  if (settings.look_only) set.own({});
+  return set;
 }
 
 }  // namespace difuse::runtime

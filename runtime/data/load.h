@@ -25,6 +25,9 @@ struct LoadSettings {
   Crop crop = Crop::center;
   OnBadImage on_bad_image = OnBadImage::error;
   bool class_from_folder = false;      ///< Labels from the folders of the first level, numbered in byte order.
+  bool idx_keeps_size = false;         ///< IDX data stay in their own size.
+  bool idx_keeps_channels = false;     ///< IDX data stay grey.
+  bool look_only = false;              ///< Decode and report, keep nothing: the set has no pixels, no cache is written.
   int threads = 0;                     ///< That decode; 0: one for each core.
   std::filesystem::path cache_folder;  ///< Where decoded folders are kept; empty: nowhere.
   DecodeLimits limits;
@@ -47,6 +50,8 @@ struct LoadReport {
 /// Folders are decoded once: the result is kept in the cache folder, keyed by the settings and by every file's path,
 /// size and time, and mapped from there the next time. A cache that is damaged or of other contents is made again, with
 /// one line; where none can be written the images stay in memory, with one warning.
+///
+/// With `look_only` several sizes are no error where none was asked for; the set then has the first image's.
 ///
 /// Errors: those of read_idx(); the path is missing; the folder is empty; it has no usable image (three messages);
 /// files are bad and `on_bad_image` is `error`; images of several sizes and no size given; --class-from-folder where

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <sys/mount.h>
 
+#include "models/checkpoint.h"
 #include "tests/cli/failure.h"
 #include "tests/cli/process.h"
 #include "tests/cli/tiny_data.h"
@@ -49,9 +50,9 @@ TEST_F(BadData, FewerImagesThanABatch) {
 
 TEST_F(BadData, AnotherSizeThanTheModels) {
   write_idx(folder_ / "large-idx3-ubyte", 10, 28, 28);
-  refused(folder_ / "large-idx3-ubyte", 2, {"8x8x1", "28x28x1", "--model mnist-small"});
+  refused(folder_ / "large-idx3-ubyte", 2, {"8x8x1", "28x28x1", "--image-size 28", "--model mnist-small"});
   write_idx(folder_ / "odd-idx3-ubyte", 10, 8, 9);
-  refused(folder_ / "odd-idx3-ubyte", 2, {"8x8x1", "8x9x1", "no preset"});
+  refused(folder_ / "odd-idx3-ubyte", 2, {"8x8x1", "8x9x1", "--image-size 8 to", "--image-size 8x9 for"});
 }
 
 struct BadCheckpoint {
@@ -183,6 +184,23 @@ TEST_F(BadOutput, FullDisk) {
   expect_refused(difuse(train_words(data(), folder_ / "disk" / "next", {"--steps", "2"})), 1, {"--out", "MB", "free"});
   EXPECT_TRUE(read_file(run / "checkpoint.safetensors") == before);
   EXPECT_EQ(std::distance(fs::directory_iterator(disk), {}), 1);
+  ::umount2(disk.c_str(), MNT_DETACH);
+}
+
+TEST_F(BadOutput, ADiskThatFillsUpDuringTheRun) {
+  fs::create_directory(folder_ / "disk");
+  const std::string disk = (folder_ / "disk").string();
+  if (::mount("tmpfs", disk.c_str(), "tmpfs", 0, "size=12m") != 0) GTEST_SKIP() << "mounting a small disk needs root";
+  const fs::path run = folder_ / "disk" / "run", file = run / "checkpoint.safetensors";
+  Process process(train_words(data(), run, {"--steps", "100000", "--save-every", "20", "--log-every", "1"}));
+  ASSERT_TRUE(process.wait_for_output("step 25/", 60));
+  write_file(folder_ / "disk" / "filler", std::string(7 << 20, 'x'));
+  const Outcome outcome = process.wait();
+  expect_refused(outcome, 1, {file.string(), "disk", "unchanged"});
+  EXPECT_EQ(models::Checkpoint(file).step() % 20, 0);
+  fs::remove(folder_ / "disk" / "filler");
+  const std::string steps = std::to_string(models::Checkpoint(file).step() + 1);
+  EXPECT_EQ(difuse(train_words(data(), run, {"--steps", steps, "--resume"})).exit_code, 0);
   ::umount2(disk.c_str(), MNT_DETACH);
 }
 

@@ -45,7 +45,7 @@ std::string Outcome::last_line() const {
 
 Process::Process(const Words& arguments, const Words& environment, const fs::path& folder)
     : started_(now()), out_(scratch_file()), err_(scratch_file()) {
-  std::vector<char*> argv = {const_cast<char*>(DIFUSE_BINARY)};
+  std::vector<char*> argv = {const_cast<char*>(DIFUSE_PROGRAM)};
   for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
   argv.push_back(nullptr);
   id_ = ::fork();
@@ -55,7 +55,7 @@ Process::Process(const Words& arguments, const Words& environment, const fs::pat
     redirect(out_, STDOUT_FILENO);
     redirect(err_, STDERR_FILENO);
     if (!folder.empty() && ::chdir(folder.c_str()) != 0) ::_exit(126);
-    ::execv(DIFUSE_BINARY, argv.data());
+    ::execv(DIFUSE_PROGRAM, argv.data());
     ::_exit(127);
   }
 }
@@ -77,11 +77,11 @@ bool Process::running() {
 
 void Process::send(int signal) const { ::kill(id_, signal); }
 
-bool Process::wait_for_output(const std::string& text, double seconds) {
+bool Process::wait_for(const fs::path& file, const std::string& text, double seconds) {
   const double until = now() + seconds;
   while (now() < until) {
     const bool alive = running();
-    if (contains(read_file(out_), text)) return true;
+    if (contains(read_file(file), text)) return true;
     if (!alive) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }

@@ -32,11 +32,14 @@ class Process {
 
   void send(int signal) const;
   /// Whether standard output held `text` within `seconds`; false as well when the process ends without it.
-  bool wait_for_output(const std::string& text, double seconds);
+  bool wait_for_output(const std::string& text, double seconds) { return wait_for(out_, text, seconds); }
+  /// The same of standard error.
+  bool wait_for_error(const std::string& text, double seconds) { return wait_for(err_, text, seconds); }
   Outcome wait();
 
  private:
   bool running();
+  bool wait_for(const std::filesystem::path& file, const std::string& text, double seconds);
 
   pid_t id_ = -1;
   bool reaped_ = false;

@@ -89,7 +89,14 @@ TEST_F(Sample, RefusesWhatTheCheckpointCannotDo) {
                  {"--eta"});
   expect_refused(difuse({"sample", "--checkpoint", from, "--out", (folder_ / "no" / "a.png").string()}), 2,
                  {"no", "does not exist"});
+  expect_refused(difuse({"sample", "--checkpoint", from, "--out", out, "--n", "200000", "--columns", "1"}), 2,
+                 {"--n", "pixels"});
   EXPECT_FALSE(fs::exists(out));
+  expect_refused(difuse({"sample", "--checkpoint", from, "--out", (folder_ / "a.jpg").string()}), 2, {"a.jpg", ".png"});
+  write_file(folder_ / "notes.png", "notes");
+  expect_refused(difuse({"sample", "--checkpoint", from, "--out", (folder_ / "notes.png").string()}), 2,
+                 {"notes.png", "not a PNG"});
+  EXPECT_EQ(read_file(folder_ / "notes.png"), "notes");
 }
 
 }  // namespace

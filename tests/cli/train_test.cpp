@@ -1,12 +1,18 @@
 // Training with the real binary: what it writes, and that it goes on exactly.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
 
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
+#include <random>
 #include <sstream>
 #include <thread>
 
+#include "models/checkpoint.h"
 #include "runtime/png.h"
 #include "tests/cli/failure.h"
 #include "tests/cli/process.h"
@@ -142,7 +148,8 @@ TEST_F(Train, ASecondSignalKillsAtOnce) {
                    "300"});  // Long steps.
   ASSERT_TRUE(process.wait_for_output("step 1 ", 120));
   process.send(SIGINT);
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  // Two pending signals of a kind would be one.
+  ASSERT_TRUE(process.wait_for_error("again stops at once", 60));
   process.send(SIGINT);
   const Outcome outcome = process.wait();
   EXPECT_EQ(outcome.killed_by, SIGINT) << outcome.exit_code;
@@ -150,24 +157,45 @@ TEST_F(Train, ASecondSignalKillsAtOnce) {
   EXPECT_FALSE(fs::exists(checkpoint(run("a"))));
 }
 
-TEST_F(Train, GoesOnAfterKillsAtAnyMoment) {
-  const Words more = {"--steps", "30", "--save-every", "3", "--keep-last", "2"};
-  const std::string whole = train("whole", more);
-  Words again = more;
-  again.push_back("--resume");
-  for (int kill = 0; kill < 5; ++kill) {
-    const bool started = fs::exists(checkpoint(run("a")));
-    Process process(train_words(data(), run("a"), started ? again : more));
-    process.wait_for_output(started ? "step " : "step 5/", 60);
-    std::this_thread::sleep_for(std::chrono::milliseconds(7 * kill));
-    process.send(SIGKILL);
-    process.wait();
+/// Kills a run that saves every few steps at random moments; whatever the moment, what it left goes on, to the same
+/// end.
+class Killed : public Train {
+ protected:
+  void killed(int times, unsigned seed) {
+    const Words more = {"--steps", "90", "--save-every", "3", "--keep-last", "2"};
+    const std::string whole = train("whole", more);
+    const double seconds = last_.seconds;
+    Words again = more;
+    again.push_back("--resume");
+    std::mt19937 random(seed);
+    const fs::path file = checkpoint(run("a"));
+    int in_training = 0;
+    for (int kill = 0; kill < times; ++kill) {
+      if (fs::exists(file) && models::Checkpoint(file).step() == 90) fs::remove_all(run("a"));
+      Process process(train_words(data(), run("a"), fs::exists(file) ? again : more));
+      // From before the first step to a third of the run.
+      std::this_thread::sleep_for(
+          std::chrono::duration<double>(seconds / 3 * std::generate_canonical<double, 32>(random)));
+      process.send(SIGKILL);
+      const Outcome outcome = process.wait();
+      EXPECT_TRUE(outcome.killed_by == SIGKILL || outcome.exit_code == 0) << outcome.err;
+      in_training += contains(outcome.out, "step 1") || contains(outcome.out, "resumed: ") ? 1 : 0;
+      if (!fs::exists(file)) continue;
+      EXPECT_EQ(models::Checkpoint(file).step() % 3, 0) << "kill " << kill << ", seed " << seed;
+    }
+    EXPECT_GT(in_training, times / 4) << "of " << times << " kills";
+    EXPECT_TRUE(train("a", fs::exists(file) ? again : more) == whole) << "seed " << seed;
+    for (const auto& entry : fs::recursive_directory_iterator(run("a"))) {
+      EXPECT_FALSE(contains(entry.path().string(), ".tmp")) << entry.path();
+    }
   }
-  EXPECT_TRUE(train("a", again) == whole);
-  for (const auto& file : fs::recursive_directory_iterator(run("a"))) {
-    EXPECT_FALSE(contains(file.path().string(), ".tmp")) << file.path();
-  }
-}
+};
+
+TEST_F(Killed, GoesOnAfterTenMoments) { killed(10, 1); }
+
+class SlowKilled : public Killed {};
+
+TEST_F(SlowKilled, GoesOnAfterAHundredMoments) { killed(100, 2); }
 
 TEST_F(Train, StopsWhenTheGradientStaysNotFinite) {
   const Outcome outcome =
@@ -183,7 +211,7 @@ TEST_F(Train, StopsWhenTheGradientStaysNotFinite) {
 TEST_F(Train, AFlagThatContradictsTheCheckpoint) {
   train("a", {"--steps", "1"});
   const std::string before = read_file(checkpoint(run("a")));
-  for (const Words& flags : {Words{"--batch", "4"}, Words{"--lr", "0.5"}, Words{"--seed", "1"}, Words{"--flip"},
+  for (const Words& flags : {Words{"--batch", "4"}, Words{"--seed", "1"}, Words{"--flip"},
                              Words{"--schedule", "cosine"}, Words{"--model", "mnist-small"}}) {
     Words more = {"--steps", "2", "--resume"};
     more.insert(more.end(), flags.begin(), flags.end());
@@ -196,6 +224,94 @@ TEST_F(Train, OtherDataThanTheCheckpoints) {
   train("a", {"--steps", "1"});
   write_idx(data(), 41);
   expect_refused(difuse(train_words(data(), run("a"), {"--steps", "2", "--resume"})), 2, {"--data", "41", "40"});
+}
+
+TEST_F(Train, OtherPixelsThanTheCheckpoints) {
+  train("a", {"--steps", "1"});
+  std::string bytes = read_file(data());
+  bytes.back() ^= 1;
+  write_file(data(), bytes);
+  expect_refused(difuse(train_words(data(), run("a"), {"--steps", "2", "--resume"})), 2, {"--data", "other images"});
+}
+
+TEST_F(Train, AResumedRunMayChangeItsRate) {
+  train("a", {"--steps", "3", "--lr", "1e-3"});
+  train("a", {"--steps", "5", "--resume", "--lr", "1e-4", "--clip-norm", "0.5", "--warmup", "2"});
+  EXPECT_CONTAINS(last_.out, "lr: 0.0001 instead of 0.001 from step 3\n");
+  EXPECT_CONTAINS(last_.out, "clip-norm: 0.5 instead of");
+  // The new values are the run's from then on.
+  train("a", {"--steps", "6", "--resume"});
+  EXPECT_FALSE(contains(last_.out, "instead of")) << last_.out;
+}
+
+TEST_F(Train, NothingIsSavedInsideAStreakOfSkippedSteps) {
+  const Outcome outcome = difuse(train_words(data(), run("a"), {"--steps", "3", "--lr", "1e30", "--save-every", "1"}));
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_CONTAINS(outcome.err, "2 steps skipped in a row");
+  EXPECT_EQ(models::Checkpoint(checkpoint(run("a"))).step(), 1);
+}
+
+TEST_F(Train, ParametersThatAreNotFiniteAreNotSaved) {
+  const Outcome outcome = difuse(train_words(data(), run("a"), {"--steps", "3", "--lr", "3e38", "--save-every", "1"}));
+  expect_refused(outcome, 1, {"the parameter", "is not finite", "--lr"});
+  EXPECT_FALSE(fs::exists(checkpoint(run("a"))));
+}
+
+TEST_F(Train, ARateThatF32CannotHold) {
+  for (const char* rate : {"1e-60", "1e300"}) {
+    expect_refused(difuse(train_words(data(), run("a"), {"--steps", "1", "--lr", rate})), 2, {"--lr", "f32"});
+  }
+}
+
+TEST_F(Train, TwoRunsDoNotShareAFolder) {
+  Process first(train_words(data(), run("a"), {"--log-every", "1"}));
+  ASSERT_TRUE(first.wait_for_output("step 1 ", 60));
+  expect_refused(difuse(train_words(data(), run("a"), {"--steps", "1"})), 2, {run("a").string(), "another run"});
+  first.send(SIGHUP);
+  EXPECT_EQ(first.wait().exit_code, 129);
+  EXPECT_FALSE(fs::exists(run("a") / ".lock"));
+}
+
+TEST_F(Train, AFailedGridSavesFirst) {
+  fs::create_directory(run("a"));
+  write_file(run("a") / "samples", "in the way");
+  const Outcome outcome = difuse(train_words(data(), run("a"), {"--steps", "9", "--sample-every", "2"}));
+  EXPECT_NE(outcome.exit_code, 0);
+  EXPECT_CONTAINS(outcome.err, "samples");
+  EXPECT_EQ(models::Checkpoint(checkpoint(run("a"))).step(), 2);
+}
+
+TEST_F(Train, AFlagMayBeSwitchedOff) {
+  EXPECT_TRUE(train("a", {"--steps", "2", "--flip=false"}) == train("b", {"--steps", "2"}));
+  EXPECT_EQ(difuse(train_words(data(), run("c"), {"--flip=perhaps"})).exit_code, 2);
+}
+
+TEST_F(Train, DebugPrintsThePasses) {
+  const Outcome outcome = difuse(train_words(data(), run("a"), {"--steps", "1"}), {"DIFUSE_DEBUG=1"});
+  EXPECT_EQ(outcome.exit_code, 0);
+  EXPECT_CONTAINS(outcome.err, "pass 01");
+}
+
+/// The shell's exit code of `difuse` with these words and what `more` says.
+int through_shell(const std::string& before, const Words& words, const std::string& after) {
+  std::string line = before + " '" + DIFUSE_PROGRAM + "'";
+  for (const std::string& word : words) line += " '" + word + "'";
+  const int status = std::system(fmt::format("bash -c \"{} {}\"", line, after).c_str());
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+TEST_F(Train, TheConsoleMayGoAway) {
+  const Words words = train_words(data(), run("a"), {"--steps", "9", "--log-every", "1"});
+  EXPECT_EQ(through_shell("", words, "<&- >&- 2>&-"), 0);
+  EXPECT_EQ(models::Checkpoint(checkpoint(run("a"))).step(), 9);
+  EXPECT_EQ(through_shell("", train_words(data(), run("b"), {"--steps", "2"}), ">/dev/full"), 0);
+  EXPECT_EQ(through_shell("", {"inspect", "tiny"}, ">/dev/full 2>&-"), 1);
+  EXPECT_EQ(through_shell("ulimit -f 100;", train_words(data(), run("c"), {"--steps", "2"}), ">&- 2>&-"), 1);
+}
+
+TEST_F(Train, InspectDoesNotWaitForAPipe) {
+  ASSERT_EQ(::mkfifo((folder_ / "pipe").c_str(), 0600), 0);
+  expect_refused(difuse({"inspect", (folder_ / "pipe").string()}), 2, {"pipe"});
 }
 
 TEST_F(Train, ASecondRunDoesNotOverwriteTheFirst) {

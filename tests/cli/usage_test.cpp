@@ -78,7 +78,8 @@ TEST(Usage, HelpOfEveryCommand) {
 TEST(Usage, DoctorSaysWhatThereIs) {
   const Outcome outcome = difuse({"doctor"}, {"DIFUSE_CACHE=/proc/nowhere"});
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-  for (const char* part : {"cpu", "threads", "oneDNN", "libcuda.so.1", "NVRTC", "/proc/nowhere", "DIFUSE_DUMP"}) {
+  for (const char* part :
+       {"cpu", "threads", "oneDNN", "libcuda.so.1", "NVRTC", "/proc/nowhere", "image cache", "DIFUSE_DUMP"}) {
     EXPECT_CONTAINS(outcome.out, part);
   }
 }
@@ -96,7 +97,7 @@ TEST(Usage, InspectDescribesData) {
   write_idx(folder / "blobs-idx3-ubyte", 12);
   const Outcome outcome = difuse({"inspect", (folder / "blobs-idx3-ubyte").string()});
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-  EXPECT_CONTAINS(outcome.out, "12 of 8x8x1");
+  EXPECT_CONTAINS(outcome.out, "12 images of 8x8x1");
 }
 
 }  // namespace

@@ -11,8 +11,8 @@ NAME.safetensors, beside this script, holds
                     f32 [N], index i32 [N] and step i32 [] (what dropout is keyed by), label i32 [N] where there are
                     classes. Results in f64: output, shaped like target; loss [], the mean square of output - target
     grad/P          f64, that loss's gradient
-    curve/          ten training steps from those parameters, where the model can be trained. Inputs: pixels u8
-                    [10, N, H, W, C], index i32 [N], label i32 [10, N]. Results in f64 [10]: loss, grad_norm, lr
+    curve/          ten training steps from those parameters. Inputs: pixels u8 [10, N, H, W, C], index i32 [N], label
+                    i32 [10, N]. Results in f64 [10]: loss, grad_norm, lr
     final/P, ema/P  f64, the parameters after the ten steps and their average; ema_1/P is a second average
 """
 
@@ -26,6 +26,7 @@ import torch
 import safetensors_file
 from philox import Draws
 from unet import Parameters, UNet
+from variational import bound_in_bits
 
 TIMESTEP_STREAM, NOISE_STREAM, DROPOUT_STREAM = 1, 2, 1024
 SEED = (0x9E3779B9, 0xFEDCBA98)
@@ -66,6 +67,8 @@ GOLDENS = {
     "parameter_free_resampling": {"unet": {"conv_resample": False}},
     "class_embedding": {"unet": {"num_classes": 5}},
     "learn_sigma": {"unet": {"learn_sigma": True}},
+    # So few timesteps that one image of the curve is at t = 0, where the bound is a likelihood of pixels.
+    "learn_sigma_first_step": {"unet": {"learn_sigma": True}, "diffusion": {"timesteps": 24}},
     "attention_levels": {"unet": {"attention_resolutions": [1, 2], "num_heads": 4}},
     "head_width": {"unet": {"attention_resolutions": [2], "num_head_channels": 4}},
     "qkv_first": {"unet": {"qkv_order": "qkv_first"}},
@@ -78,18 +81,19 @@ GOLDENS = {
     "dropout": {"unet": {"dropout": 0.25}},
     "optimizer": {"training": OPTIMIZER},
     "cosine_noise": {"diffusion": {"schedule": "cosine", "timesteps": 50}},
-    "everything": {"unet": {**EVERYTHING, "learn_sigma": True}},
-    "everything_training": {"unet": EVERYTHING, "diffusion": {"schedule": "cosine"}, "training": OPTIMIZER},
+    "everything": {
+        "unet": {**EVERYTHING, "learn_sigma": True}, "diffusion": {"schedule": "cosine"}, "training": OPTIMIZER,
+    },
 }
 
 
-def alpha_bars(diffusion):
+def betas(diffusion):
     """Ho et al., 2020 (linear; the betas scale with 1000 / steps); Nichol and Dhariwal, 2021, equation 17 (cosine)."""
     steps = diffusion["timesteps"]
     if diffusion["schedule"] == "linear":
-        return np.cumprod(1 - np.linspace(1e-4, 0.02, steps) * 1000 / steps)
+        return np.linspace(1e-4, 0.02, steps) * 1000 / steps
     f = np.cos((np.arange(steps + 1) / steps + 0.008) / 1.008 * np.pi / 2) ** 2
-    return np.cumprod(1 - np.minimum(1 - f[1:] / f[:-1], 0.999))
+    return np.minimum(1 - f[1:] / f[:-1], 0.999)
 
 
 def to_nchw(images):
@@ -147,7 +151,8 @@ def train(unet, diffusion, training, random, parameters):
     pixels = random.integers(0, 256, (STEPS, batch, *sample)).astype(np.uint8)
     label = random.integers(0, max(unet["num_classes"], 1), (STEPS, batch)).astype(np.int32)
     index = np.arange(batch, dtype=np.int32)[::-1].copy()
-    alpha_bar = alpha_bars(diffusion)
+    beta = betas(diffusion)
+    alpha_bar = np.cumprod(1 - beta)
     flat = list(parameters.values())
     optimizer = torch.optim.AdamW(
         flat, betas=(training["beta1"], training["beta2"]), eps=training["eps"], weight_decay=training["weight_decay"]
@@ -159,10 +164,14 @@ def train(unet, diffusion, training, random, parameters):
         t = draws.integer(TIMESTEP_STREAM, diffusion["timesteps"])
         noise = to_nchw(draws.normal(NOISE_STREAM, sample))
         a = torch.tensor(alpha_bar[t])[:, None, None, None]
-        x = a.sqrt() * to_nchw(pixels[step] / 127.5 - 1) + (1 - a).sqrt() * noise
+        x0 = to_nchw(pixels[step] / 127.5 - 1)
+        x = a.sqrt() * x0 + (1 - a).sqrt() * noise
         labels = torch.tensor(label[step].astype(np.int64)) if unet["num_classes"] else None
         output = UNet(unet, parameters, dropout_of(draws))(x, torch.tensor(t.astype(np.float64)), labels)
-        loss = (output - noise).square().mean()
+        eps, variance = output.split(sample[2], dim=1) if unet["learn_sigma"] else (output, None)
+        loss = (eps - noise).square().mean()
+        if unet["learn_sigma"]:
+            loss = loss + bound_in_bits(beta, x0, x, t, eps.detach(), variance).mean()
         optimizer.zero_grad()
         loss.backward()
         limit = training["clip_norm"] or float("inf")
@@ -195,8 +204,7 @@ def golden(name, changes):
     tensors = one_pass(unet, training["batch"], random, parameters)
     tensors["seed"] = np.uint32(SEED)
     tensors.update({f"param/{key}": to_stored(p, np.float32) for key, p in parameters.items()})
-    if not unet["learn_sigma"]:
-        tensors.update(train(unet, diffusion, training, random, parameters))
+    tensors.update(train(unet, diffusion, training, random, parameters))
     metadata = {"unet": json.dumps(unet), "diffusion": json.dumps(diffusion), "training": json.dumps(training)}
     return metadata, tensors
 
@@ -210,7 +218,7 @@ def main(names):
         safetensors_file.write(path, metadata, tensors)
         count = sum(value.size for key, value in tensors.items() if key.startswith("param/"))
         print(f"{path.name}: {count} parameters, {path.stat().st_size / 1000:.0f} kB, loss {tensors['model/loss']:.6f}"
-              + (f", curve {tensors['curve/loss'].round(4).tolist()}" if "curve/loss" in tensors else ""))  # fmt: skip
+              f", curve {tensors['curve/loss'].round(4).tolist()}")  # fmt: skip
 
 
 if __name__ == "__main__":

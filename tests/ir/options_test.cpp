@@ -36,6 +36,18 @@ TEST(Options, ReadsEachVariable) {
   EXPECT_FALSE(o.cuda_graphs);
 }
 
+TEST(Options, FindsTheToolkitAndTheUsersCacheByTheirCommonNames) {
+  EXPECT_EQ(parse({}).cuda_toolkit, "");
+  EXPECT_EQ(parse({{"CUDA_PATH", "/a"}}).cuda_toolkit, "/a");
+  EXPECT_EQ(parse({{"CUDA_PATH", "/a"}, {"CUDA_HOME", "/b"}}).cuda_toolkit, "/b");
+  EXPECT_EQ(parse({{"CUDA_PATH", "/a"}, {"CUDA_HOME", ""}}).cuda_toolkit, "/a");
+
+  EXPECT_EQ(parse({}).user_cache, "");
+  EXPECT_EQ(parse({{"HOME", ""}}).user_cache, "");
+  EXPECT_EQ(parse({{"HOME", "/home/a"}}).user_cache, "/home/a/.cache");
+  EXPECT_EQ(parse({{"HOME", "/home/a"}, {"XDG_CACHE_HOME", "/c"}}).user_cache, "/c");
+}
+
 TEST(Options, AMalformedValuePrintsItsGrammar) {
   const std::map<std::string, std::string> bad = {{"DIFUSE_DEBUG", "yes"},
                                                   {"DIFUSE_FUEL", "-1"},

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
-#include "models/config_json.h"
+#include "models/config/config_json.h"
 #include "models/presets.h"
 #include "models/unet.h"
 #include "tests/support/file_size_limit.h"
@@ -103,7 +103,32 @@ TEST_F(CheckpointTest, EverythingComesBack) {
 
 TEST_F(CheckpointTest, TheFileDependsOnTheStateAlone) {
   EXPECT_TRUE(read_file(save("a.safetensors")) == read_file(save("b.safetensors")));
-  EXPECT_LE(fs::file_size(folder_ / "a.safetensors"), checkpoint_bytes(graph_, layout_));
+  EXPECT_LE(fs::file_size(folder_ / "a.safetensors"), checkpoint_bytes(graph_, config_, layout_));
+}
+
+TEST_F(CheckpointTest, IsMadeBetweenStepsAndLeavesOutWhatIsWithinOne) {
+  const std::string plain = read_file(save());
+  config_.training.accumulate = 4;
+  const ir::Graph graph = build_training_step(config_.unet, config_.diffusion, config_.training);
+  for (const char* name : {"micro", "accumulated"}) {
+    const ir::Type& type = graph.type(graph.find_state(name));
+    states_[name] = {type, std::vector<std::byte>(static_cast<size_t>(type.bytes()))};
+  }
+  const Checkpoint checkpoint(save());
+  EXPECT_EQ(checkpoint.config().training.accumulate, 4);
+  EXPECT_EQ(fs::file_size(checkpoint.path()), plain.size());
+  EXPECT_EQ(checkpoint_bytes(graph, config_, layout_), checkpoint_bytes(graph_, config_, layout_));
+  const StateValues values = checkpoint.states(graph, layout_);
+  EXPECT_EQ(values.size(), states_.size());
+  for (const char* name : {"micro", "accumulated"}) {
+    EXPECT_EQ(values.at(name).type, states_.at(name).type);
+    EXPECT_TRUE(values.at(name).bytes == states_.at(name).bytes) << name;
+  }
+
+  const std::string before = read_file(save());
+  states_["micro"].bytes[0] = std::byte{1};
+  EXPECT_CONTAINS(error_of([&] { save(); }), "in the middle of a step: the state 'micro'");
+  EXPECT_TRUE(read_file(checkpoint.path()) == before);
 }
 
 TEST_F(CheckpointTest, TensorsHaveTheParametersOwnNamesAndShapes) {
@@ -210,10 +235,10 @@ TEST_F(CheckpointTest, KeepsTheLastAndFindsTheLatest) {
   EXPECT_TRUE(fs::exists(run / "checkpoints" / "step_00000004.safetensors"));
 
   test::write_file(run / "checkpoint.safetensors.tmp.123", "cut");
-  test::write_file(run / "checkpoints" / "step_00000010.safetensors.tmp", "cut");
+  test::write_file(run / "checkpoints" / "step_00000010.safetensors.tmp.7", "cut");
   remove_leftovers(run);
   EXPECT_FALSE(fs::exists(run / "checkpoint.safetensors.tmp.123"));
-  EXPECT_FALSE(fs::exists(run / "checkpoints" / "step_00000010.safetensors.tmp"));
+  EXPECT_FALSE(fs::exists(run / "checkpoints" / "step_00000010.safetensors.tmp.7"));
   EXPECT_TRUE(fs::exists(run / "checkpoints" / "step_00000010.safetensors"));
 }
 

@@ -149,6 +149,7 @@ TEST(Samplers, AnOracleIsFollowedToItsImage) {
 TEST(Samplers, DdimKeepsTheNoiseOfItsTrajectory) {
   // Without clipping, a deterministic step of an oracle moves along x = sqrt(bar) image + sqrt(1 - bar) noise.
   SamplerConfig config;
+  config.kind = SamplerKind::ddim;
   config.steps = 5, config.clip_x0 = false;
   const SamplerTables tables = sampler_tables(config, kLinear);
   const std::vector<double> bars = alpha_bars(kLinear);
@@ -196,8 +197,8 @@ TEST(Samplers, RefusesSettingsThatCannotWork) {
 
 class SamplingStep : public ::testing::TestWithParam<SamplerKind> {
  protected:
-  /// All steps for images [first, first + count) of the set.
-  std::vector<double> draw(int64_t first, int64_t count, double garbage = 0) {
+  /// All steps for images [first, first + count) of the set; with classes, of these labels.
+  std::vector<double> draw(int64_t first, int64_t count, double garbage = 0, std::vector<double> labels = {}) {
     SamplerConfig config;
     config.kind = GetParam(), config.steps = 4, config.batch = count;
     const ir::Graph graph = build_sampling_step(unet_, kLinear, config);
@@ -205,14 +206,22 @@ class SamplingStep : public ::testing::TestWithParam<SamplerKind> {
     ir::Tensor x({DType::f32, {count, 8, 8, 1}});
     std::ranges::fill(x.data, garbage);
     ir::TensorMap states{{"seed", seed_tensor(3)}, {"params", params_}, {"x", x}, {"position", scalar_i32(0)}};
-    for (int i = 0; i < 4; ++i) states = run_reference(graph, {{"index", index_tensor(count, first)}}, states).states;
+    ir::TensorMap inputs{{"index", index_tensor(count, first)}};
+    if (!labels.empty()) inputs["label"] = {{DType::i32, {count}}, labels};
+    for (int i = 0; i < 4; ++i) states = run_reference(graph, inputs, states).states;
     EXPECT_EQ(states.at("position").data[0], 4);
     return states.at("x").data;
   }
 
-  UNetConfig unet_ = find_preset("tiny").unet;
-  ParameterLayout layout_ = parameter_layout(unet_);
-  ir::Tensor params_ = tensor_f32({layout_.size()}, parameters_without_zeros(layout_, 4));
+  void use(const UNetConfig& unet) {
+    unet_ = unet;
+    const ParameterLayout layout = parameter_layout(unet);
+    params_ = tensor_f32({layout.size()}, parameters_without_zeros(layout, 4));
+  }
+  void SetUp() override { use(find_preset("tiny").unet); }
+
+  UNetConfig unet_;
+  ir::Tensor params_;
 };
 
 TEST_P(SamplingStep, AnImageDoesNotDependOnItsBatch) {
@@ -226,6 +235,17 @@ TEST_P(SamplingStep, AnImageDoesNotDependOnItsBatch) {
 }
 
 TEST_P(SamplingStep, WhatXHeldBeforeTheFirstStepDoesNotMatter) { EXPECT_EQ(draw(0, 1), draw(0, 1, 123)); }
+
+TEST_P(SamplingStep, AnImageDependsOnItsOwnLabel) {
+  UNetConfig unet = unet_;
+  unet.num_classes = 3;
+  use(unet);
+  const std::vector<double> batch = draw(0, 2, 0, {2, 1});
+  const auto own = [&](int64_t i) { return std::vector<double>(batch.begin() + i * 64, batch.begin() + (i + 1) * 64); };
+  EXPECT_EQ(draw(0, 1, 0, {2}), own(0));
+  EXPECT_EQ(draw(1, 1, 0, {1}), own(1));
+  EXPECT_GT(ir::relative_error(draw(1, 1, 0, {0}), own(1)), 1e-3);
+}
 
 INSTANTIATE_TEST_SUITE_P(Kinds, SamplingStep, ::testing::Values(SamplerKind::ddim, SamplerKind::ddpm),
                          [](const auto& kind) { return std::string(to_string(kind.param)); });

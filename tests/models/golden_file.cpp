@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ir/error.h"
-#include "models/config_json.h"
+#include "models/config/config_json.h"
 #include "models/unet.h"
 #include "passes/autodiff.h"
 

@@ -129,7 +129,6 @@ TEST_P(TorchOracle, CpuRunsTheModel) {
 
 TEST_P(TorchOracle, ReferenceTrains) {
   const GoldenFile golden(GetParam());
-  if (golden.unet().learn_sigma) GTEST_SKIP() << "a model with a learned variance cannot be trained";
   const ir::Graph graph = build_training_step(golden.unet(), golden.diffusion(), golden.training());
   Reference reference(graph, golden_start_states(graph, golden));
   expect_curve(reference, graph, golden, kReferenceTolerance);
@@ -145,7 +144,6 @@ TEST_P(TorchOracle, ReferenceTrains) {
 // key's bias, to which softmax is blind) moves its parameter as far as any other. The losses do not see it.
 TEST_P(TorchOracle, CpuTrains) {
   const GoldenFile golden(GetParam());
-  if (golden.unet().learn_sigma) GTEST_SKIP() << "a model with a learned variance cannot be trained";
   const ir::Graph graph = build_training_step(golden.unet(), golden.diffusion(), golden.training());
   Cpu cpu(graph, golden_start_states(graph, golden));
   expect_curve(cpu, graph, golden, kCpuTolerance);

@@ -83,7 +83,7 @@ TEST(UNetConfig, NothingIsBuiltFromARefusedConfiguration) {
   EXPECT_CONTAINS(error_of([&] { build_training_step(config, {}, {}); }), "5 groups do not divide");
   config = find_preset("tiny").unet;
   config.learn_sigma = true;
-  EXPECT_CONTAINS(error_of([&] { build_training_step(config, {}, {}); }), "learned variance");
+  EXPECT_CONTAINS(error_of([&] { build_training_step(config, {NoiseSchedule::cosine, 1}, {}); }), "learned variance");
 }
 
 }  // namespace

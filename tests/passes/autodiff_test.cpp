@@ -66,6 +66,20 @@ TEST(Autodiff, NormBlockAgreesWithCentralDifferences) {
   }
 }
 
+TEST(Autodiff, NothingPassesThroughAHeldValue) {
+  Graph graph("g");
+  Builder b(graph);
+  const Value x = b.input("x", {ir::DType::f32, {}});
+  const Value doubled = b.mul(x, 2.0), held = b.mul(doubled, 3.0);  // d(y^2 + 3y * x)/dx at y = 2x, 3y held
+  const Value wanted[] = {x}, constants[] = {held};
+  const Value loss = b.add(b.square(doubled), b.mul(held, x));
+  graph.set_output("dx", differentiate(b, loss, wanted, constants)[0]);
+  graph.set_output("dx_all", differentiate(b, loss, wanted)[0]);
+  const auto outputs = ir::run_reference(graph, {{"x", {{ir::DType::f32, {}}, {5.0}}}}, {}).outputs;
+  EXPECT_EQ(outputs.at("dx").data[0], 8 * 5.0 + 6 * 5.0);
+  EXPECT_EQ(outputs.at("dx_all").data[0], 8 * 5.0 + 12 * 5.0);
+}
+
 TEST(Autodiff, ALossMustBeAScalar) {
   Graph graph("g");
   Builder b(graph);

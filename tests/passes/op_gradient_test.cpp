@@ -20,7 +20,7 @@ using ir::Value;
 
 constexpr uint64_t kSeed = 20240607;
 
-/// loss = sum over outputs of sum(output * weight), with weights as inputs "weight0", ...
+/// loss = sum over f32 outputs of sum(output * weight), with weights as inputs "weight_y0", ...
 Graph with_loss(const Graph& from) {
   Graph result("loss");
   std::vector<std::vector<Value>> mapped;
@@ -38,7 +38,7 @@ Graph with_loss(const Graph& from) {
     const Value term = b.sum_all(b.mul(y, b.input("weight_" + name, b.type(y))));
     loss = loss.valid() ? b.add(loss, term) : term;
   }
-  result.set_output("loss", loss);
+  if (loss.valid()) result.set_output("loss", loss);
   return result;
 }
 
@@ -53,6 +53,7 @@ TEST(Gradient, EveryOpAgreesWithCentralDifferences) {
     if (!row.differentiable) continue;
     SCOPED_TRACE(row.name);
     const Graph loss_graph = with_loss(row.graph);
+    if (loss_graph.outputs().empty()) continue;  // integers only
     Graph graph = with_loss(row.graph);
     Builder b(graph);
     std::vector<Value> wanted;

@@ -92,14 +92,16 @@ TEST(Pipeline, DumpsEveryPassBeforeAndAfter) {
   options.dump = (folder.path() / "dumps").string();
   const ir::Graph result = run(options);
   std::set<std::string> files;
-  for (const auto& entry : std::filesystem::directory_iterator(options.dump)) files.insert(entry.path().filename());
+  for (const auto& entry : std::filesystem::directory_iterator(options.dump + "/" + small().name()))
+    files.insert(entry.path().filename());
   const std::set<std::string> expected = {"01_canonicalize.before.ir", "01_canonicalize.after.ir",
                                           "02_fuse.before.ir",         "02_fuse.after.ir",
                                           "03_dead_code.before.ir",    "03_dead_code.after.ir"};
   EXPECT_EQ(files, expected);
-  EXPECT_EQ(read(folder.path() / "dumps/01_canonicalize.before.ir"), ir::print(small()));
-  EXPECT_EQ(read(folder.path() / "dumps/01_canonicalize.after.ir"), read(folder.path() / "dumps/02_fuse.before.ir"));
-  EXPECT_EQ(read(folder.path() / "dumps/03_dead_code.after.ir"), ir::print(result));
+  EXPECT_EQ(read(folder.path() / "dumps" / small().name() / "01_canonicalize.before.ir"), ir::print(small()));
+  EXPECT_EQ(read(folder.path() / "dumps" / small().name() / "01_canonicalize.after.ir"),
+            read(folder.path() / "dumps" / small().name() / "02_fuse.before.ir"));
+  EXPECT_EQ(read(folder.path() / "dumps" / small().name() / "03_dead_code.after.ir"), ir::print(result));
 }
 
 TEST(Pipeline, ADumpThatCannotBeWrittenNamesTheFile) {

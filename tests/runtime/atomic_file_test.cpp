@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <string>
 
 #include "tests/support/file_size_limit.h"
@@ -12,6 +13,17 @@ namespace difuse::runtime {
 namespace {
 
 using namespace difuse::test;
+
+TEST(AtomicFile, WritesBehindALinkAndKeepsIt) {
+  const TempFolder folder;
+  write_file(folder / "real", "old");
+  std::filesystem::create_symlink("real", folder / "link");
+  AtomicFile file(folder / "link");
+  file.write("new");
+  file.commit();
+  EXPECT_TRUE(std::filesystem::is_symlink(folder / "link"));
+  EXPECT_EQ(read_file(folder / "real"), "new");
+}
 
 TEST(AtomicFile, TakesItsNameOnCommit) {
   const TempFolder folder;

@@ -9,7 +9,7 @@
 
 #include "runtime/data/image/formats.h"
 #include "tests/runtime/dirty_corpus.h"
-#include "tests/runtime/encoders.h"
+#include "tests/support/images/encoders.h"
 #include "tests/support/temp_folder.h"
 
 namespace difuse::runtime {

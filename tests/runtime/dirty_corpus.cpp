@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <stdexcept>
 
-#include "tests/runtime/encoders.h"
+#include "tests/support/images/encoders.h"
 #include "tests/support/temp_folder.h"
 
 namespace difuse::test {

@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-#include "tests/runtime/encoders.h"
+#include "tests/support/images/encoders.h"
 #include "tests/support/temp_folder.h"
 
 namespace difuse::runtime {

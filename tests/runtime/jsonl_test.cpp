@@ -1,6 +1,7 @@
 #include "runtime/jsonl.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -37,6 +38,21 @@ TEST(JsonlLog, ResumeDropsLaterStepsAndACutOffLine) {
   }
   EXPECT_EQ(read_file(folder / "log"), "{\"run\": \"a\"}\n{\"step\": 10}\n{\"step\": 20}\n{\"step\":21}\n");
   EXPECT_EQ(folder.entries(), 1u);
+}
+
+TEST(JsonlLog, ResumeDropsWhatAPowerCutDamaged) {
+  const TempFolder folder;
+  const std::filesystem::path path = folder / "metrics.jsonl";
+  write_file(path, "{\"step\":1}\n" + std::string(40, '\0') + "\n{\"step\":2}\n");
+  JsonlLog::resume(path, 5);
+  EXPECT_EQ(read_file(path), "{\"step\":1}\n");
+}
+
+TEST(JsonlLog, DoesNotWaitForAPipe) {
+  const TempFolder folder;
+  const std::filesystem::path path = folder / "metrics.jsonl";
+  ASSERT_EQ(::mkfifo(path.c_str(), 0666), 0);
+  EXPECT_CONTAINS(error_of([&] { JsonlLog::create(path); }), "it is a pipe");
 }
 
 TEST(JsonlLog, ResumeWithoutALogStartsOne) {

@@ -11,8 +11,8 @@
 #include "runtime/data/folder/scan.h"
 #include "runtime/data/loader.h"
 #include "tests/runtime/dirty_corpus.h"
-#include "tests/runtime/encoders.h"
 #include "tests/support/file_size_limit.h"
+#include "tests/support/images/encoders.h"
 #include "tests/support/temp_folder.h"
 
 namespace difuse::runtime {
@@ -203,6 +203,30 @@ TEST(LoadFolder, NeedsOneSizeOrTheFlag) {
   EXPECT_CONTAINS(load(folder.path(), settings).heard.said, "1 of 3 brought to 6x4");
   settings.channels = 2;
   EXPECT_CONTAINS(error_for(folder.path(), settings), "--channels 2");
+}
+
+TEST(LoadFolder, LookingKeepsNothing) {
+  const TempFolder folder, cache;
+  write_classes(folder / "data");
+  LoadSettings settings;
+  settings.look_only = true;
+  settings.cache_folder = cache / "images";
+  settings.class_from_folder = true;
+  const Loaded looked = load(folder / "data", settings);
+  EXPECT_EQ(looked.set.count, 6);
+  EXPECT_TRUE(looked.set.pixels.empty());
+  EXPECT_EQ(looked.set.labels.size(), 6u);
+  EXPECT_EQ(looked.set.class_names.size(), 3u);
+  EXPECT_CONTAINS(looked.heard.said, "PNG grey");
+  EXPECT_EQ(cache.entries(), 0u);
+
+  // Several sizes are a finding, not a fault.
+  put(folder / "data/cat/wide.png", flat(9, 4, 1));
+  const Loaded several = load(folder / "data", settings);
+  EXPECT_CONTAINS(several.heard.said, "sizes 4x4 to 4x9 (height x width)\n");
+  EXPECT_CONTAINS(several.set.summary, "7 images of several sizes");
+  settings.size = {2, 2};
+  EXPECT_EQ(load(folder / "data", settings).set.height, 2);
 }
 
 TEST(LoadImages, TellsIdxFromFoldersAndSingleImages) {

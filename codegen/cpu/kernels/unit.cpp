@@ -1,9 +1,11 @@
 #include "codegen/cpu/kernels/unit.h"
 
-#include <omp.h>
-
 #include <algorithm>
+#include <atomic>
 #include <exception>
+#include <mutex>
+
+#include "codegen/cpu/thread_team.h"
 
 namespace difuse::codegen::cpu {
 namespace {
@@ -24,31 +26,28 @@ void run_unit(const Phase& phase, const CpuContext& context, int64_t index, int 
 
 void run_phase(const Phase& phase, const CpuContext& context) {
   const int64_t units = phase.units();
-  const int threads = static_cast<int>(std::min<int64_t>(std::ssize(context.scratch), units));
-  if (threads <= 1 || !phase.parallel) {
+  if (context.team.threads() == 1 || units == 1 || !phase.parallel) {
     for (int64_t i = 0; i < units; ++i) run_unit(phase, context, i, 0, i == 0);
     return;
   }
+  std::atomic<int64_t> next{0};
+  std::mutex mutex;
   std::exception_ptr failure;
   int64_t failed = units;
-#pragma omp parallel num_threads(threads)
-  {
-    const int thread = omp_get_thread_num();
+  context.team.run([&](int thread) {
     bool fresh = true;
-#pragma omp for schedule(dynamic, 1) nowait
-    for (int64_t i = 0; i < units; ++i) {
+    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < units; fresh = false) {
       try {
         run_unit(phase, context, i, thread, fresh);
-      } catch (...) {  // No exception may leave a parallel loop.
-#pragma omp critical(difuse_phase_failure)
+      } catch (...) {
+        const std::lock_guard lock(mutex);
         if (i < failed) {
           failed = i;
           failure = std::current_exception();
         }
       }
-      fresh = false;
     }
-  }
+  });
   if (failure) std::rethrow_exception(failure);
 }
 

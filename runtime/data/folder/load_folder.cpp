@@ -59,6 +59,12 @@ class MemorySink final : public Sink {
   std::vector<std::uint8_t> pixels_;
 };
 
+/// For looking only.
+class NoSink final : public Sink {
+ public:
+  void append(std::span<const std::uint8_t>) override {}
+};
+
 /// The cache could not be written; the decoding has to start again, into memory.
 class CacheLost : public Error {
  public:
@@ -121,8 +127,9 @@ class FolderLoader {
     set.height = findings_.height;
     set.width = findings_.width;
     set.channels = findings_.channels;
-    set.summary =
-        fmt::format("{} images of {}x{}x{} from {}", set.count, set.height, set.width, set.channels, folder_.string());
+    const bool one_size = findings_.resized == 0 || has_target();
+    const std::string size = one_size ? fmt::format("{}x{}x{}", set.height, set.width, set.channels) : "several sizes";
+    set.summary = fmt::format("{} images of {} from {}", set.count, size, folder_.string());
     if (!bad.empty()) set.summary += fmt::format(", {} bad files skipped", bad.size());
     if (settings_.class_from_folder) add_labels(set);
     set.summary += set.labels.empty() ? ", no labels" : fmt::format(", {} classes", classes_.size());
@@ -156,7 +163,7 @@ class FolderLoader {
 
   /// Fills findings_ and gives the pixels, from the cache or by decoding.
   ImageSet read_all() {
-    if (settings_.cache_folder.empty()) return decode_into_memory();
+    if (settings_.cache_folder.empty()) return settings_.look_only ? look() : decode_into_memory();
     const CacheId id = cache_id();
     const fs::path path = cache_path(settings_.cache_folder, canonical(), id);
     std::string why_not;
@@ -164,6 +171,7 @@ class FolderLoader {
       say(fmt::format("  decoded before: {}", path.string()));
       return from_cache(std::move(*cached));
     }
+    if (settings_.look_only) return look();
     if (!why_not.empty()) say(fmt::format("  the cache '{}' {}; it is made again", path.string(), why_not));
     try {
       if (decode_into_cache(path, id)) {
@@ -186,6 +194,12 @@ class FolderLoader {
     set.pixels = cached.pixels;
     set.owner = std::make_shared<const MappedFile>(std::move(cached.file));
     return set;
+  }
+
+  ImageSet look() {
+    NoSink nowhere;
+    if (settle_size()) decode_into(nowhere);
+    return {};
   }
 
   ImageSet decode_into_memory() {
@@ -253,7 +267,7 @@ class FolderLoader {
       return;
     }
     const ImageSize stored = file.stored;
-    if (settings_.size.height == 0 && stored != size_) {
+    if (!has_target() && !settings_.look_only && stored != size_) {
       throw Error(fmt::format("the images have several sizes: '{}' is {}, '{}' is {} (height x width)",
                               scan_.files[first_].name, describe(size_), scan_.files[i].name, describe(stored)),
                   kSizeRemedy, ExitCode::wrong_usage);
@@ -270,6 +284,8 @@ class FolderLoader {
     ++findings_.kinds[file.kind];
     sink.append(file.image.pixels);
   }
+
+  bool has_target() const { return settings_.size.height > 0; }
 
   fs::path canonical() const {
     std::error_code ignored;
@@ -315,6 +331,8 @@ class FolderLoader {
     const ImageSize target{findings_.height, findings_.width};
     if (findings_.resized == 0) {
       say(fmt::format("  size {} (height x width), as it is", sizes));
+    } else if (!has_target()) {
+      say(fmt::format("  sizes {} (height x width)", sizes));
     } else {
       say(fmt::format("  sizes {} (height x width), {} of {} brought to {}: {}", sizes, findings_.resized,
                       findings_.count, describe(target),

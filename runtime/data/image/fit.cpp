@@ -195,6 +195,15 @@ class Resampler {
 
 }  // namespace
 
+std::string_view to_string(Crop crop) { return crop == Crop::center ? "center" : "none"; }
+
+std::optional<Crop> parse_crop(std::string_view text) {
+  for (const Crop crop : {Crop::center, Crop::none}) {
+    if (to_string(crop) == text) return crop;
+  }
+  return std::nullopt;
+}
+
 ImageSize parse_image_size(std::string_view flag, std::string_view text) {
   constexpr int kMaxSide = 1 << 16;
   const auto side = [](std::string_view part) {

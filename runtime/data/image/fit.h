@@ -16,6 +16,9 @@ enum class Crop : std::uint8_t {
   none,    ///< Nothing is cut: squeezed to the size, its shape not kept.
 };
 
+std::string_view to_string(Crop crop);
+std::optional<Crop> parse_crop(std::string_view text);
+
 struct ImageSize {
   int height = 0;
   int width = 0;

@@ -1,4 +1,6 @@
-// Configurations as JSON objects: the fields that a struct's `visit` lists, under their own names. Strict both ways, so
+// Configurations as text live in this folder; what must not: what the fields mean.
+//
+// This file: as JSON objects, the fields that a struct's `visit` lists, under their own names. Strict both ways, so
 // that a checkpoint never means something else than what was trained.
 #pragma once
 
@@ -17,6 +19,7 @@
 #include "models/diffusion/ddpm.h"
 #include "models/optimizer.h"
 #include "models/unet_config.h"
+#include "runtime/data/image/fit.h"
 
 namespace difuse::models {
 
@@ -39,9 +42,11 @@ namespace json_detail {
 inline constexpr std::array kQkvOrders = {ir::QkvOrder::heads_first, ir::QkvOrder::qkv_first};
 inline constexpr std::array kNoiseSchedules = {NoiseSchedule::linear, NoiseSchedule::cosine};
 inline constexpr std::array kRateSchedules = {LearningRateSchedule::constant, LearningRateSchedule::cosine};
+inline constexpr std::array kCrops = {runtime::Crop::center, runtime::Crop::none};
 inline constexpr const auto& choices(ir::QkvOrder) { return kQkvOrders; }
 inline constexpr const auto& choices(NoiseSchedule) { return kNoiseSchedules; }
 inline constexpr const auto& choices(LearningRateSchedule) { return kRateSchedules; }
+inline constexpr const auto& choices(runtime::Crop) { return kCrops; }
 
 template <class Field>
 bool read(const nlohmann::json& value, Field& field) {

@@ -1,4 +1,4 @@
-#include "models/cli/nearest.h"
+#include "models/config/nearest.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -1,4 +1,4 @@
-#include "tests/runtime/encoders.h"
+#include "tests/support/images/encoders.h"
 
 #include <zlib.h>
 

@@ -1,0 +1,108 @@
+#include "models/run/data.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+
+#include "models/run/console.h"
+#include "models/run/units.h"
+
+namespace difuse::models {
+
+namespace fs = std::filesystem;
+using std::chrono::steady_clock;
+
+namespace {
+
+/// Says how far decoding is, a few times a second on a terminal and now and then elsewhere, once it takes long.
+class DecodeProgress {
+ public:
+  ~DecodeProgress() {
+    if (shown_ && terminal_) say("\n");
+  }
+
+  void show(int64_t done, int64_t total) {
+    const auto now = steady_clock::now();
+    const bool last = shown_ && terminal_ && done == total;
+    if (!last && now - last_ < (terminal_ ? std::chrono::milliseconds(250) : std::chrono::seconds(10))) return;
+    last_ = now;
+    shown_ = true;
+    say("{}decoding: {} of {} files{}", terminal_ ? "\r" : "", format_count(done), format_count(total),
+        terminal_ ? "" : "\n");
+    std::fflush(stdout);
+  }
+
+ private:
+  const bool terminal_ = ::isatty(STDOUT_FILENO) == 1;
+  bool shown_ = false;
+  steady_clock::time_point last_ = steady_clock::now();
+};
+
+runtime::LoadReport print_report(DecodeProgress& progress, const InterruptGuard* interrupt) {
+  return {[](std::string_view line) {
+            say("{}\n", line);
+            std::fflush(stdout);
+          },
+          [](std::string_view line) {
+            std::fflush(stdout);
+            complain("{}\n", line);
+          },
+          [&progress, interrupt](int64_t done, int64_t total) {
+            if (interrupt != nullptr) interrupt->check();
+            progress.show(done, total);
+          }};
+}
+
+/// "0: 5923, 1: 6742, ...", shortened.
+void print_labels(const runtime::ImageSet& images) {
+  const std::vector<int64_t> counts = runtime::class_counts(images);
+  constexpr size_t kShown = 50;
+  std::string text;
+  for (size_t i = 0; i < std::min(kShown, counts.size()); ++i) {
+    text += fmt::format("{}{}: {}", i > 0 ? ", " : "", i, format_count(counts[i]));
+  }
+  if (counts.size() > kShown) text += fmt::format(" and {} more", counts.size() - kShown);
+  say("labels: {}\n", text);
+}
+
+}  // namespace
+
+fs::path default_data_cache(const ir::Options& environment) {
+  if (!environment.cache.empty()) return fs::path(environment.cache) / "images";
+  if (!environment.user_cache.empty()) return fs::path(environment.user_cache) / "difuse" / "images";
+  return {};
+}
+
+runtime::ImageSet load_data(const TrainOptions& options, const RunConfig& config, bool resumed,
+                            const ir::Options& environment, const InterruptGuard& interrupt) {
+  runtime::LoadSettings settings;
+  settings.size = {static_cast<int>(config.unet.image_height), static_cast<int>(config.unet.image_width)};
+  settings.channels = static_cast<int>(config.unet.image_channels);
+  settings.crop = config.run.crop;
+  settings.on_bad_image = config.run.skip_bad_images ? runtime::OnBadImage::skip : runtime::OnBadImage::error;
+  settings.class_from_folder = config.run.class_from_folder;
+  settings.idx_keeps_size = !options.image_size && !resumed;
+  settings.idx_keeps_channels = !options.channels && !resumed;
+  settings.look_only = options.dry_run;
+  settings.threads = options.threads;
+  settings.cache_folder = options.data_cache.value_or(default_data_cache(environment));
+  DecodeProgress progress;
+  runtime::ImageSet images = runtime::load_images(options.data, settings, print_report(progress, &interrupt));
+  if (config.unet.num_classes > 0 && images.class_names.empty() && !images.labels.empty()) print_labels(images);
+  return images;
+}
+
+void describe_data(const fs::path& path) {
+  runtime::LoadSettings settings;
+  settings.on_bad_image = runtime::OnBadImage::skip;
+  settings.look_only = true;
+  DecodeProgress progress;
+  const runtime::ImageSet images = runtime::load_images(path, settings, print_report(progress, nullptr));
+  say("summary         {}\n", images.summary);
+  if (!images.labels.empty()) print_labels(images);
+}
+
+}  // namespace difuse::models

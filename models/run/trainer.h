@@ -1,0 +1,78 @@
+// The loop itself: batches in, steps, and what is written between them.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "models/checkpoint.h"
+#include "models/run/interrupt.h"
+#include "models/run/progress.h"
+#include "models/sample.h"
+#include "models/train.h"
+#include "runtime/data/loader.h"
+#include "runtime/executor.h"
+#include "runtime/jsonl.h"
+
+namespace difuse::models {
+
+class Trainer {
+ public:
+  /// `executor` runs the training step of `config` and holds the states after `step` steps; `cursor` is where the data
+  /// goes on. `options` and `environment` must outlive the trainer.
+  Trainer(const TrainOptions& options, const ir::Options& environment, RunConfig config, ParameterLayout layout,
+          runtime::ImageSet images, runtime::Cursor cursor, int64_t step, std::unique_ptr<runtime::Executor> executor);
+
+  /// Runs to the end that the options ask for, or to a signal, and saves; returns the signal, or 0. Error when the
+  /// gradient stays not finite, or when something cannot be written.
+  int run(const InterruptGuard& interrupt);
+
+  int64_t step() const { return step_; }
+
+ private:
+  /// What happened since the last line of the metrics.
+  struct Interval {
+    int64_t steps = 0;
+    int64_t finite_steps = 0;
+    double loss = 0;  ///< Sum over the finite steps.
+    double seconds = 0;
+    double wait_seconds = 0;
+  };
+
+  std::optional<std::chrono::steady_clock::time_point> deadline() const;
+  bool finished(int64_t first) const;
+  void run_step();
+  void run_microbatch(int64_t micro);
+  std::string bad_tensors() const;
+  void handle_bad_step();
+  /// What to do about gradients that stay not finite.
+  std::string divergence_remedy() const;
+  void report(bool line);
+  void save();
+  void draw_samples(const InterruptGuard& interrupt);
+
+  const TrainOptions& options_;
+  const ir::Options& environment_;
+  RunConfig config_;
+  ParameterLayout layout_;
+  runtime::Loader loader_;
+  std::unique_ptr<runtime::Executor> executor_;
+  std::unique_ptr<Sampler> sampler_;
+  runtime::JsonlLog log_;
+  Progress progress_;
+
+  int64_t step_;
+  std::vector<uint8_t> pixels_, flips_;
+  std::vector<int32_t> labels_, index_;
+  double loss_ = 0;
+  float grad_norm_ = 0;
+  double smooth_loss_ = 0, smooth_weight_ = 0;
+  int bad_steps_ = 0;
+  int64_t all_bad_steps_ = 0;
+  Interval interval_;
+};
+
+}  // namespace difuse::models
