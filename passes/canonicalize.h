@@ -1,8 +1,8 @@
 // Brings a graph to one simple form, so that what follows meets each thing in one guise.
 //
 // Before: any graph. After: the rules of canonicalize.cpp no longer fit; equal nodes are one and dead nodes are gone.
-// Idempotent. Legal always: a rule that would change what a NaN or an infinity becomes (x * 0 -> 0) is not here. Only
-// the sign of a zero may change (x + 0 -> x, where x is -0).
+// Idempotent. Legal for finite numbers whose sums stay finite; a rule that would change what a NaN or an infinity
+// becomes (x * 0 -> 0) is not here. Only the sign of a zero may change (x + 0 -> x, where x is -0).
 //
 // Rounding: constants are folded in double and rounded to f32 once, where they are used, so a folded constant is at
 // most one rounding away from what it replaces, towards the exact value. Sums that move out of a broadcast or past a
