@@ -112,6 +112,15 @@ struct SliceAttrs {
   }
 };
 
+/// reverse: element i of one axis becomes its element extent - 1 - i.
+struct ReverseAttrs {
+  int64_t axis = 0;
+  template <class Visitor>
+  void visit(Visitor&& v) {
+    v("axis", axis);
+  }
+};
+
 /// pad: zeros before and after along one axis; the gradient of slice.
 struct PadAttrs {
   int64_t axis = 0, before = 0, after = 0;
@@ -262,8 +271,8 @@ std::string_view to_string(WeightLayout layout);
 std::string_view to_string(Hero hero);
 
 using Attrs = std::variant<NoAttrs, LeafAttrs, ConstantAttrs, LiteralAttrs, CastAttrs, BroadcastAttrs, ReduceAttrs,
-                           ReshapeAttrs, TransposeAttrs, ConcatAttrs, SliceAttrs, PadAttrs, ScatterAttrs, ConvAttrs,
-                           ConvDgradAttrs, ConvWgradAttrs, MatmulAttrs, AttentionAttrs, GroupFinishAttrs, RandomAttrs,
-                           RandomIntAttrs, PackAttrs, ViewAttrs, RepackAttrs, FusionAttrs>;
+                           ReshapeAttrs, TransposeAttrs, ConcatAttrs, SliceAttrs, ReverseAttrs, PadAttrs, ScatterAttrs,
+                           ConvAttrs, ConvDgradAttrs, ConvWgradAttrs, MatmulAttrs, AttentionAttrs, GroupFinishAttrs,
+                           RandomAttrs, RandomIntAttrs, PackAttrs, ViewAttrs, RepackAttrs, FusionAttrs>;
 
 }  // namespace difuse::ir

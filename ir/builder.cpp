@@ -43,6 +43,7 @@ Value Builder::slice(Value a, int64_t axis, int64_t begin, int64_t end) {
   if (begin == 0 && end == shape(a).at(static_cast<size_t>(axis))) return a;
   return graph_.add(Op::slice, {a}, SliceAttrs{axis, begin, end});
 }
+Value Builder::reverse(Value a, int64_t axis) { return graph_.add(Op::reverse, {a}, ReverseAttrs{axis}); }
 Value Builder::pad(Value a, int64_t axis, int64_t before, int64_t after) {
   return before == 0 && after == 0 ? a : graph_.add(Op::pad, {a}, PadAttrs{axis, before, after});
 }

@@ -48,6 +48,7 @@ class Builder {
   Value transpose(Value a, std::vector<int64_t> perm);
   Value concat(std::vector<Value> values, int64_t axis);
   Value slice(Value a, int64_t axis, int64_t begin, int64_t end);
+  Value reverse(Value a, int64_t axis);
   Value pad(Value a, int64_t axis, int64_t before, int64_t after);
   /// table [T, ...], index i32[N] -> [N, ...].
   Value gather(Value table, Value index);

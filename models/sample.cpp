@@ -10,17 +10,15 @@
 #include <cmath>
 #include <cstdio>
 #include <fstream>
-#include <iostream>
 #include <numeric>
 
 #include "ir/error.h"
 #include "models/checkpoint.h"
 #include "models/config/nearest.h"
-#include "models/run/backend.h"
 #include "models/run/console.h"
 #include "models/unet.h"
 #include "runtime/atomic_file.h"
-#include "runtime/compile.h"
+#include "runtime/executor.h"
 
 namespace difuse::models {
 
@@ -70,7 +68,7 @@ void require_grid_size(const SampleOptions& options, const UNetConfig& unet, int
 }
 
 /// The sampler's configuration, with messages in the words of the flags.
-SamplerConfig sampler_config(const SampleOptions& options, const DiffusionConfig& diffusion) {
+SamplerConfig sampler_config(const SampleOptions& options, const DiffusionConfig& diffusion, bool on_gpu) {
   SamplerConfig config;
   config.kind = options.sampler;
   const bool ddim = config.kind == SamplerKind::ddim;
@@ -82,7 +80,9 @@ SamplerConfig sampler_config(const SampleOptions& options, const DiffusionConfig
   }
   if (options.eta && !ddim) wrong("--eta has no meaning with --sampler ddpm", "leave it out, or use --sampler ddim");
   config.eta = options.eta.value_or(0);
-  config.batch = options.batch.value_or(std::min<int64_t>(options.count, std::max(16, options.threads)));
+  constexpr int64_t kGpuBatch = 64;
+  const int64_t most = on_gpu ? kGpuBatch : std::max(16, options.threads);
+  config.batch = options.batch.value_or(std::min<int64_t>(options.count, most));
   return config;
 }
 
@@ -168,13 +168,12 @@ int grid_columns(int64_t count) {
 }
 
 Sampler::Sampler(const UNetConfig& unet, const DiffusionConfig& diffusion, const SamplerConfig& config,
-                 const ir::Options& environment, int threads)
+                 const ir::Options& environment, const Backend& backend)
     : config_(config),
       height_(static_cast<int>(unet.image_height)),
       width_(static_cast<int>(unet.image_width)),
       channels_(static_cast<int>(unet.image_channels)),
-      executor_(
-          runtime::compile(build_sampling_step(unet, diffusion, config), environment, threads, {.log = &std::cerr})) {}
+      executor_(compile(build_sampling_step(unet, diffusion, config), environment, backend)) {}
 
 Sampler::~Sampler() = default;
 
@@ -225,7 +224,8 @@ void sample(const SampleOptions& options, const ir::Options& environment) {
   require_png_target(options.out);
   const Checkpoint checkpoint(find_checkpoint(options.checkpoint, "--checkpoint"));
   const RunConfig& config = checkpoint.config();
-  const SamplerConfig sampler = sampler_config(options, config.diffusion);
+  const Backend backend = open_backend(options.device, options.precision, options.threads, environment);
+  const SamplerConfig sampler = sampler_config(options, config.diffusion, backend.target.is_cuda());
   const std::vector<int32_t> classes = settle_classes(options.classes, checkpoint);
   const int64_t columns = options.columns.value_or(grid_columns(options.count));
   require_grid_size(options, config.unet, columns);
@@ -233,14 +233,14 @@ void sample(const SampleOptions& options, const ir::Options& environment) {
   const ParameterLayout layout = parameter_layout(config.unet);
   const std::vector<float> parameters = read_weights(checkpoint, options.weights, layout);
 
-  say("{}\n", backend_line(options.threads));
+  say("{}\n", backend_line(backend));
   say("{} at step {} ({}, {} weights): {} image{}, {} {} steps, seed {}\n", checkpoint.path().string(),
       checkpoint.step(), config.run.model, options.weights, options.count, options.count == 1 ? "" : "s",
       to_string(sampler.kind), sampler.steps, options.seed);
   if (!classes.empty()) say("{}\n", class_line(classes, config.run.class_names));
   std::fflush(stdout);
   const bool terminal = ::isatty(STDOUT_FILENO) == 1;
-  Sampler compiled(config.unet, config.diffusion, sampler, environment, options.threads);
+  Sampler compiled(config.unet, config.diffusion, sampler, environment, backend);
   const DrawRequest request{parameters, options.seed, options.first_index, options.count, classes};
   const auto images = compiled.draw(request, [terminal](int64_t done, int64_t of) {
     if (terminal) say("\rstep {}/{}{}", done, of, done == of ? "\n" : "");

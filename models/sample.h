@@ -13,6 +13,7 @@
 
 #include "ir/options.h"
 #include "models/diffusion/samplers.h"
+#include "models/run/backend.h"
 #include "models/unet_config.h"
 #include "runtime/png.h"
 
@@ -32,15 +33,15 @@ struct DrawRequest {
 };
 
 /// A compiled sampler. Image i depends on the parameters, the seed, i and its class alone: not on how many are drawn,
-/// in what batches, or by how many threads.
+/// in what batches, or by how many threads (but for the device and the precision).
 class Sampler {
  public:
   /// Compiles; throws Error (wrong usage) when a configuration does not pass its check.
   Sampler(const UNetConfig& unet, const DiffusionConfig& diffusion, const SamplerConfig& config,
-          const ir::Options& environment, int threads);
+          const ir::Options& environment, const Backend& backend);
   ~Sampler();
 
-  /// Called after every step with the steps done and in all; false stops.
+  /// Called after every step with the steps done (on a GPU: begun) and in all; false stops.
   using Continue = std::function<bool(int64_t done, int64_t of)>;
 
   /// The images as 8 bits a channel; empty when `go_on` stopped it. The last batch is filled up with the images that
@@ -73,12 +74,14 @@ struct SampleOptions {
   std::optional<std::string> classes;
   uint64_t seed = 0;
   SamplerKind sampler = SamplerConfig{}.kind;
-  std::optional<int64_t> steps;    ///< 100, or all timesteps where there are fewer.
-  std::optional<double> eta;       ///< Of ddim; 0.
-  std::optional<int64_t> batch;    ///< Images at a time.
-  std::optional<int64_t> columns;  ///< Of the grid.
-  std::string weights = "ema";     ///< "ema", "ema_1", ... or "raw".
-  int threads = 1;
+  std::optional<int64_t> steps;                ///< 100, or all timesteps where there are fewer.
+  std::optional<double> eta;                   ///< Of ddim; 0.
+  std::optional<int64_t> batch;                ///< Images at a time.
+  std::optional<int64_t> columns;              ///< Of the grid.
+  std::string weights = "ema";                 ///< "ema", "ema_1", ... or "raw".
+  DeviceChoice device;                         ///< Where to compute.
+  std::optional<passes::Precision> precision;  ///< bf16 on a GPU, f32 on the CPU.
+  int threads = 1;                             ///< Of the CPU.
 };
 
 /// Writes a grid of images; its path is the last line of standard output.

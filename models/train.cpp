@@ -8,8 +8,8 @@
 #include <optional>
 #include <span>
 
-#include "codegen/cpu/cpu_plan.h"
 #include "ir/error.h"
+#include "ir/flops.h"
 #include "models/checkpoint.h"
 #include "models/config/training_table.h"
 #include "models/run/backend.h"
@@ -60,26 +60,48 @@ void print_changes(const OptimizerConfig& before, const OptimizerConfig& now, in
   line("clip-norm", before.clip_norm, now.clip_norm);
 }
 
+/// What a compiled step takes.
+struct PlanSize {
+  passes::MemoryPlan memory;
+  int64_t kernels = 0;
+  std::string scratch;
+};
+
+std::string bytes_text(int64_t count) { return format_bytes(static_cast<uint64_t>(count)); }
+
+PlanSize size_of_plan(ir::Graph graph, const ir::Options& environment, const Backend& backend) {
+  runtime::CompileSettings settings;
+  settings.precision = backend.precision;
+  settings.log = &std::cerr;
+  if (backend.target.is_cuda()) {
+    codegen::cuda::CudaPlan plan = runtime::plan_cuda(std::move(graph), environment, backend.target.spec(), settings);
+    return {std::move(plan.memory), static_cast<int64_t>(plan.calls.size()), bytes_text(plan.workspace_bytes)};
+  }
+  const int threads = backend.target.threads;
+  codegen::CpuPlan plan = runtime::plan_cpu(std::move(graph), environment, threads, settings);
+  std::string scratch = fmt::format("{} ({} for each of {} threads, {} shared)",
+                                    bytes_text(plan.scratch_bytes * threads + plan.workspace_bytes),
+                                    bytes_text(plan.scratch_bytes), threads, bytes_text(plan.workspace_bytes));
+  return {std::move(plan.memory), static_cast<int64_t>(plan.kernels.size()), std::move(scratch)};
+}
+
 /// What a run would take, from the plan alone.
 void describe_run(const RunConfig& config, const ParameterLayout& layout, const runtime::ImageSet& images,
-                  uint64_t checkpoint, ir::Graph graph, const ir::Options& environment, int threads) {
-  const int64_t flops = contraction_flops(graph) * config.training.accumulate;
-  const codegen::CpuPlan plan = runtime::plan(std::move(graph), environment, threads, {.log = &std::cerr});
-  const auto bytes = [](int64_t count) { return format_bytes(static_cast<uint64_t>(count)); };
+                  uint64_t checkpoint, ir::Graph graph, const ir::Options& environment, const Backend& backend) {
+  const int64_t flops = ir::contraction_flops(graph) * config.training.accumulate;
+  const PlanSize plan = size_of_plan(std::move(graph), environment, backend);
   say("parameters      {} in {} tensors\n", format_count(layout.parameters()), layout.specs().size());
   const size_t averages = config.training.optimizer.ema_decays.size();
   say("state           {} (parameters, two moments, {} average{}{}); a checkpoint takes {}\n",
-      bytes(plan.memory.state_bytes), averages, averages == 1 ? "" : "s",
+      bytes_text(plan.memory.state_bytes), averages, averages == 1 ? "" : "s",
       config.training.accumulate > 1 ? ", accumulated gradient" : "", format_bytes(checkpoint));
-  say("arena           {}, with the state; without reuse of memory it would be {}\n", bytes(plan.memory.arena_bytes),
-      bytes(plan.memory.tensor_bytes));
-  say("scratch         {} ({} for each of {} threads, {} shared)\n",
-      bytes(plan.scratch_bytes * threads + plan.workspace_bytes), bytes(plan.scratch_bytes), threads,
-      bytes(plan.workspace_bytes));
-  say("images          {} ({} of {})\n", bytes(images.count * images.image_bytes()), format_count(images.count),
-      bytes(images.image_bytes()));
+  say("arena           {}, with the state; without reuse of memory it would be {}\n",
+      bytes_text(plan.memory.arena_bytes), bytes_text(plan.memory.tensor_bytes));
+  say("scratch         {}\n", plan.scratch);
+  say("images          {} ({} of {})\n", bytes_text(images.count * images.image_bytes()), format_count(images.count),
+      bytes_text(images.image_bytes()));
   say("operations      {:.3f} GFLOP a step in {} kernels, forward and backward (a multiply-add counts as two)\n",
-      static_cast<double>(flops) / 1e9, static_cast<int64_t>(plan.kernels.size()) * config.training.accumulate);
+      static_cast<double>(flops) / 1e9, plan.kernels * config.training.accumulate);
   say("dry run: nothing was trained, nothing was written\n");
 }
 
@@ -108,12 +130,13 @@ int train_until_stopped(const TrainOptions& options, const ir::Options& environm
     }
   }
 
-  say("{}\n", backend_line(options.threads));
+  const Backend backend = open_backend(options.device, options.precision, options.threads, environment);
+  say("{}\n", backend_line(backend));
   std::fflush(stdout);
   runtime::ImageSet images = load_data(options, config, resumed != nullptr, environment, interrupt);
   adopt_data(config, images, options, resumed.get());
   ParameterLayout layout = parameter_layout(config.unet);
-  ir::Graph graph = build_training_step(config.unet, config.diffusion, config.training);
+  ir::Graph graph = build_training_step(config.unet, config.diffusion, config.training, config.run.flip);
   const uint64_t size = checkpoint_bytes(graph, config, layout);
   if (folder) folder->require_space("checkpoint.safetensors", size);
   if (resumed) resumed->states(graph, layout);  // Finds what is missing before anything is compiled.
@@ -124,14 +147,14 @@ int train_until_stopped(const TrainOptions& options, const ir::Options& environm
   if (resumed) say("resumed: {} at step {}\n", resumed->path().string(), step);
   if (resumed) print_changes(resumed->config().training.optimizer, config.training.optimizer, step);
   if (options.dry_run) {
-    describe_run(config, layout, images, size, std::move(graph), environment, options.threads);
+    describe_run(config, layout, images, size, std::move(graph), environment, backend);
     return 0;
   }
   if (!options.steps && !options.minutes) say("no --steps and no --minutes: training until Ctrl-C\n");
   std::fflush(stdout);
 
   interrupt.check();
-  auto executor = runtime::compile(std::move(graph), environment, options.threads, {.log = &std::cerr});
+  auto executor = compile(std::move(graph), environment, backend);
   say("memory: {} arena\n", format_bytes(static_cast<uint64_t>(executor->arena_bytes())));
   interrupt.check();
   if (resumed) {
@@ -142,7 +165,7 @@ int train_until_stopped(const TrainOptions& options, const ir::Options& environm
   }
   const runtime::Cursor cursor = resumed ? resumed->cursor() : runtime::Cursor{};
   remove_leftovers(options.out);
-  Trainer trainer(options, environment, std::move(config), std::move(layout), std::move(images), cursor, step,
+  Trainer trainer(options, environment, backend, std::move(config), std::move(layout), std::move(images), cursor, step,
                   std::move(executor));
   folder->keep();
   const int signal = trainer.run(interrupt);

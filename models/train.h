@@ -11,6 +11,7 @@
 #include "ir/options.h"
 #include "models/diffusion/ddpm.h"
 #include "models/optimizer.h"
+#include "models/run/backend.h"
 #include "runtime/data/load.h"
 
 namespace difuse::models {
@@ -57,7 +58,9 @@ struct TrainOptions {
   int64_t keep_last = 0;          ///< Numbered checkpoints to keep beside the latest.
   int64_t sample_every = 500;     ///< Steps; 0: never.
   int64_t log_every = 50;         ///< Steps between lines of the metrics and, without a terminal, of progress.
-  int threads = 1;
+  DeviceChoice device;            ///< Where to compute.
+  std::optional<passes::Precision> precision;  ///< bf16 on a GPU, f32 on the CPU.
+  int threads = 1;                             ///< Of the CPU: what computes there, and what decodes images.
   std::chrono::steady_clock::time_point started;
 };
 

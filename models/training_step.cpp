@@ -32,13 +32,18 @@ struct Loss {
   std::vector<Value> held;   ///< Constants to the gradient.
 };
 
-/// Pixels 0 .. 255 become -1 .. 1.
-Value normalise(ir::Builder& build, Value pixels) {
-  return build.sub(build.mul(build.cast(pixels, DType::f32), 1 / 127.5), 1.0);
+/// Pixels 0 .. 255 become -1 .. 1, mirrored left to right where `flip`, if valid, is not 0.
+Value prepare_images(ir::Builder& build, Value pixels, Value flip) {
+  Value image = build.cast(pixels, DType::f32);
+  if (flip.valid()) {
+    const Value chosen = build.broadcast(build.cast(flip, DType::f32), build.shape(pixels), {0});
+    image = build.select(chosen, build.cast(build.reverse(pixels, 2), DType::f32), image);
+  }
+  return build.sub(build.mul(image, 1 / 127.5), 1.0);
 }
 
 Loss add_loss(ir::Builder& build, const UNetConfig& unet, const DiffusionConfig& diffusion, int64_t batch,
-              const ParameterLayout& layout) {
+              const ParameterLayout& layout, bool flip) {
   const ir::Shape sample{unet.image_height, unet.image_width, unet.image_channels};
   const Value pixels = build.input("pixels", {DType::u8, {batch, sample[0], sample[1], sample[2]}});
   const Value index = build.input("index", {DType::i32, {batch}});
@@ -49,7 +54,7 @@ Loss add_loss(ir::Builder& build, const UNetConfig& unet, const DiffusionConfig&
   const Value t = build.random_int(seed, index, step, kTimestepStream, {}, diffusion.timesteps);
   const Value noise = build.random_normal(seed, index, step, kNoiseStream, sample);
   UNetInputs inputs;
-  const Value x0 = normalise(build, pixels);
+  const Value x0 = prepare_images(build, pixels, flip ? build.input("flip", {DType::u8, {batch}}) : Value{});
   inputs.x = diffuse_image(build, diffusion, x0, noise, t);
   inputs.timesteps = build.cast(t, DType::f32);
   if (unet.num_classes > 0) inputs.labels = build.input("label", {DType::i32, {batch}});
@@ -95,7 +100,8 @@ Accumulation accumulate_gradient(ir::Builder& build, int64_t runs, Value gradien
 
 }  // namespace
 
-ir::Graph build_training_step(const UNetConfig& unet, const DiffusionConfig& diffusion, const TrainingConfig& config) {
+ir::Graph build_training_step(const UNetConfig& unet, const DiffusionConfig& diffusion, const TrainingConfig& config,
+                              bool flip) {
   check_training(unet, diffusion, config.batch);
   check(config.optimizer);
   if (config.accumulate < 1) {
@@ -104,7 +110,7 @@ ir::Graph build_training_step(const UNetConfig& unet, const DiffusionConfig& dif
   const ParameterLayout layout = parameter_layout(unet);
   ir::Graph graph("training_step");
   ir::Builder build(graph);
-  const Loss loss = add_loss(build, unet, diffusion, config.batch, layout);
+  const Loss loss = add_loss(build, unet, diffusion, config.batch, layout, flip);
   const std::vector<Value> gradients = passes::differentiate(build, loss.loss, loss.views, loss.held);
   Value gradient = build.pack(gradients, layout.offsets(), layout.size());
   Value is_last;
@@ -131,7 +137,7 @@ ir::Graph build_training_loss(const UNetConfig& unet, const DiffusionConfig& dif
   const ParameterLayout layout = parameter_layout(unet);
   ir::Graph graph("training_loss");
   ir::Builder build(graph);
-  graph.set_output("loss", add_loss(build, unet, diffusion, batch, layout).loss);
+  graph.set_output("loss", add_loss(build, unet, diffusion, batch, layout, /*flip=*/false).loss);
   return graph;
 }
 

@@ -43,7 +43,10 @@ struct TrainingConfig {
 /// k losses is the step's. "gradient", "grad_norm" and "nonfinite" are of the accumulation with this run's part in it,
 /// so in the k-th run they are the step's. One micro-batch whose gradient is not finite spoils its step, which is then
 /// skipped and counted once.
-ir::Graph build_training_step(const UNetConfig& unet, const DiffusionConfig& diffusion, const TrainingConfig& config);
+///
+/// `flip` adds the input "flip" u8[N]: images where it is not 0 are mirrored left to right.
+ir::Graph build_training_step(const UNetConfig& unet, const DiffusionConfig& diffusion, const TrainingConfig& config,
+                              bool flip = false);
 
 /// Whether the state is part of a step under way. Checkpoints are made between steps and leave it out.
 bool is_within_step(std::string_view state);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "ir/error.h"
+#include "ir/flops.h"
 #include "ir/op.h"
 
 namespace difuse::models {
@@ -57,31 +58,6 @@ struct ScratchModel {
   }
 };
 
-/// A multiplication and an addition count as two.
-int64_t node_flops(const ir::Graph& graph, const ir::Node& node) {
-  auto shape = [&](size_t operand) -> const ir::Shape& { return graph.type(node.operands[operand]).shape; };
-  auto filter = [](const ir::Shape& weights) { return weights[1] * weights[2] * weights[3]; };
-  const int64_t elements = node.types[0].elements();
-  switch (node.op) {
-    case ir::Op::matmul:
-      return 2 * elements * shape(0)[node.as<ir::MatmulAttrs>().transpose_a ? 0 : 1];
-    case ir::Op::conv_fprop:
-      return 2 * elements * filter(shape(1));
-    case ir::Op::conv_dgrad:  // dgrad and wgrad: as many as the fprop that gave y
-      return 2 * ir::element_count(shape(0)) * filter(shape(1));
-    case ir::Op::conv_wgrad:
-      return 2 * ir::element_count(shape(1)) * filter(node.types[0].shape);
-    case ir::Op::attention:  // scores and weighted sum
-      return 2 * 2 * elements * node.types[0].shape[1];
-    case ir::Op::attention_grad:  // scores again, dP, and the products for dQ, dK and dV
-      return 5 * 2 * (elements / 3) * node.types[0].shape[1];
-    case ir::Op::fusion:
-      return contraction_flops(*node.as<ir::FusionAttrs>().body);
-    default:
-      return 0;
-  }
-}
-
 }  // namespace
 
 Value build_unet(ir::Builder& build, ParameterSource& parameters, const UNetConfig& config, const UNetInputs& inputs) {
@@ -125,15 +101,6 @@ Value build_unet(ir::Builder& build, ParameterSource& parameters, const UNetConf
 
 ParameterLayout parameter_layout(const UNetConfig& config) { return ParameterLayout(ScratchModel(config).specs); }
 
-int64_t contraction_flops(const ir::Graph& graph) {
-  const std::vector<bool> live = graph.live();
-  int64_t sum = 0;
-  for (int id = 0; id < graph.size(); ++id) {
-    if (live[static_cast<size_t>(id)]) sum += node_flops(graph, graph.node(id));
-  }
-  return sum;
-}
-
-int64_t forward_flops(const UNetConfig& config) { return contraction_flops(ScratchModel(config).graph); }
+int64_t forward_flops(const UNetConfig& config) { return ir::contraction_flops(ScratchModel(config).graph); }
 
 }  // namespace difuse::models

@@ -22,10 +22,7 @@ ir::Value build_unet(ir::Builder& build, ParameterSource& parameters, const UNet
 
 ParameterLayout parameter_layout(const UNetConfig& config);
 
-/// Floating-point operations of a graph's live contractions (convolutions, matrix products, attention), those in
-/// fusions included; a multiplication and an addition count as two.
-int64_t contraction_flops(const ir::Graph& graph);
-/// Those of one image's forward.
+/// Operations of one image's forward (ir/flops.h).
 int64_t forward_flops(const UNetConfig& config);
 
 }  // namespace difuse::models

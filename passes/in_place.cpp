@@ -13,10 +13,11 @@ using ir::Node;
 using ir::Shape;
 using ir::Value;
 
-/// The largest shape in the body: what the fused loop runs over.
+/// What the fused loop runs over: a contraction's result, else the largest shape in the body.
 Shape iteration_shape(const Graph& body) {
   Shape largest;
   for (int id = 0; id < body.size(); ++id) {
+    if (ir::has_trait(body.node(id), ir::kContraction)) return body.node(id).types[0].shape;
     for (const ir::Type& t : body.node(id).types) {
       if (ir::element_count(t.shape) > ir::element_count(largest)) largest = t.shape;
     }
@@ -28,7 +29,9 @@ bool one_pass(const Graph& body) {
   for (int id = 0; id < body.size(); ++id) {
     const Node& node = body.node(id);
     if (node.op == ir::Op::channel_moments) return false;
-    if (!ir::has_trait(node, ir::Trait(ir::kElementwise | ir::kBroadcast | ir::kLeaf | ir::kReduction))) return false;
+    constexpr auto kTraits =
+        ir::Trait(ir::kElementwise | ir::kBroadcast | ir::kLeaf | ir::kReduction | ir::kContraction);
+    if (!ir::has_trait(node, kTraits)) return false;
     for (Value v : node.operands) {
       if (ir::has_trait(body.node(v), ir::kReduction)) return false;
     }
@@ -48,8 +51,7 @@ InPlace::InPlace(const Graph& graph, int id) : graph_(graph), node_(graph.node(i
   }
   if (node_.op != ir::Op::fusion) return;
   const auto& attrs = node_.as<ir::FusionAttrs>();
-  const bool loops = attrs.hero == ir::Hero::pointwise || attrs.hero == ir::Hero::reduction;
-  if (!loops || !one_pass(*attrs.body)) return;
+  if (attrs.hero == ir::Hero::attention || !one_pass(*attrs.body)) return;
   const Graph& body = *attrs.body;
   const Shape shape = iteration_shape(body);
   const auto users = body.users();
@@ -58,8 +60,10 @@ InPlace::InPlace(const Graph& graph, int id) : graph_(graph), node_(graph.node(i
     size_t operand = 0;
     std::from_chars(name.data(), name.data() + name.size(), operand);
     operands_[operand] = body.node(input).types[0].shape == shape &&
-                         std::ranges::none_of(users[static_cast<size_t>(input)],
-                                              [&](int user) { return ir::has_trait(body.node(user), ir::kBroadcast); });
+                         std::ranges::none_of(users[static_cast<size_t>(input)], [&](int user) {
+                           constexpr auto kWhole = ir::Trait(ir::kBroadcast | ir::kContraction);
+                           return ir::has_trait(body.node(user), kWhole);
+                         });
   }
   for (size_t r = 0; r < results_.size(); ++r) results_[r] = node_.types[r].shape == shape;
 }

@@ -17,14 +17,26 @@
 
 namespace difuse::passes {
 
-std::vector<Pass> default_passes(bool fuse, FusionReport* report) {
+std::vector<Pass> default_passes(const PipelineOptions& options, FusionReport* report) {
   std::vector<Pass> passes;
   // Simplify first: what is folded here need not be fused, and sums that move out of a broadcast leave the fusions'
   // bodies. It must precede fusion, because no rule looks inside a body.
   passes.push_back({"canonicalize", canonicalize});
+  // Round what is left. After canonicalize, so that no rule looks through a cast (a sum that moves past a factor must
+  // not move past a rounding), and so that the same graph is rounded whatever its builder wrote. Before fusion: a cast
+  // is part of the meaning, fusing neither adds, removes nor moves one, and what a contraction's body stores is decided
+  // here.
+  if (options.precision != Precision::f32) {
+    const Precision precision = options.precision;
+    passes.push_back(
+        {"precision", [precision](const ir::Graph& g, PassContext& c) { return set_precision(g, c, precision); }});
+  }
   // Grow fusions last: they freeze the choice of what is computed together.
-  if (fuse) {
-    passes.push_back({"fuse", [report](const ir::Graph& g, PassContext& c) { return fuse_clusters(g, c, report); }});
+  if (options.fuse) {
+    const bool epilogues = options.contraction_epilogues;
+    passes.push_back({"fuse", [report, epilogues](const ir::Graph& g, PassContext& c) {
+                        return fuse_clusters(g, c, report, epilogues);
+                      }});
   }
   // What fusion recomputes inside its bodies leaves dead values behind; nothing may follow that makes more.
   passes.push_back({"dead_code", remove_dead_code});
@@ -32,6 +44,12 @@ std::vector<Pass> default_passes(bool fuse, FusionReport* report) {
 }
 
 namespace {
+
+std::vector<Pass> all_passes() {
+  PipelineOptions options;
+  options.precision = Precision::bf16;
+  return default_passes(options, nullptr);
+}
 
 std::vector<std::string> names_of(std::span<const Pass> passes) {
   std::vector<std::string> names;
@@ -109,8 +127,8 @@ ir::Graph run_passes(ir::Graph graph, std::span<const Pass> passes, const ir::De
 ir::Graph run_pipeline(ir::Graph graph, const ir::DeviceSpec& device, const PipelineOptions& options) {
   FusionReport own;
   FusionReport* report = options.report ? options.report : &own;
-  if (options.options) check_disabled(options.options->disable, names_of(default_passes(true, nullptr)));
-  graph = run_passes(std::move(graph), default_passes(options.fuse, report), device, options);
+  if (options.options) check_disabled(options.options->disable, names_of(all_passes()));
+  graph = run_passes(std::move(graph), default_passes(options, report), device, options);
   if (options.options && options.options->debug && options.log) {
     for (const std::string& line : report->lines) *options.log << line << "\n";
   }

@@ -10,18 +10,22 @@
 #include "ir/options.h"
 #include "passes/fusion/report.h"
 #include "passes/pass.h"
+#include "passes/precision.h"
 
 namespace difuse::passes {
 
 struct PipelineOptions {
   const ir::Options* options = nullptr;  ///< nullptr: the defaults.
   bool fuse = true;                      ///< false: every op stays a node of its own.
-  std::ostream* log = nullptr;           ///< Where options->debug prints; nullptr: nowhere.
-  FusionReport* report = nullptr;        ///< Filled when given.
+  Precision precision = Precision::f32;
+  /// Whether elementwise ops that read a contraction's result are computed in its kernel.
+  bool contraction_epilogues = true;
+  std::ostream* log = nullptr;     ///< Where options->debug prints; nullptr: nowhere.
+  FusionReport* report = nullptr;  ///< Filled when given.
 };
 
-/// The passes in order. `report` may be nullptr and must outlive the passes.
-std::vector<Pass> default_passes(bool fuse, FusionReport* report);
+/// The passes in order, those that the options leave out excepted. `report` may be nullptr and must outlive the passes.
+std::vector<Pass> default_passes(const PipelineOptions& options, FusionReport* report);
 
 /// Runs `passes` in order. Throws Error when options disable a pass that does not exist (wrong usage), when a dump
 /// cannot be written, when a pass breaks the graph, and when a pass is wrong about having changed it.
@@ -29,8 +33,8 @@ ir::Graph run_passes(ir::Graph graph, std::span<const Pass> passes, const ir::De
                      const PipelineOptions& options);
 
 /// run_passes over default_passes: a graph as models/ builds it, gradients included -> the graph that codegen lowers.
-/// Same inputs, states, outputs and updates. Names that may be disabled are those of default_passes, whether or not
-/// `fuse` leaves them out.
+/// Same inputs, states, outputs and updates. Names that may be disabled are those of all passes, whether or not the
+/// options leave them out.
 ir::Graph run_pipeline(ir::Graph graph, const ir::DeviceSpec& device, const PipelineOptions& options);
 
 }  // namespace difuse::passes

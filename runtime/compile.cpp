@@ -1,25 +1,77 @@
 #include "runtime/compile.h"
 
+#include <fmt/format.h>
+
 #include "codegen/cpu/contractions.h"
 #include "codegen/cpu/lower_cpu.h"
+#include "codegen/cuda/lower_cuda.h"
 #include "passes/memory_plan.h"
 #include "passes/pipeline.h"
+#include "runtime/cpu_executor.h"
+#include "runtime/cuda/executor.h"
 
 namespace difuse::runtime {
+namespace {
 
-codegen::CpuPlan plan(ir::Graph graph, const ir::Options& options, int threads, const CompileSettings& settings) {
+ir::DeviceSpec cpu_spec(int threads) {
   ir::DeviceSpec device;
   device.processors = threads;
-  graph = passes::run_pipeline(std::move(graph), device,
-                               {.options = &options, .fuse = settings.fuse, .log = settings.log, .report = nullptr});
+  return device;
+}
+
+ir::Graph optimize(ir::Graph graph, const ir::Options& options, const ir::DeviceSpec& device,
+                   const CompileSettings& settings) {
+  return passes::run_pipeline(std::move(graph), device,
+                              {.options = &options,
+                               .fuse = settings.fuse,
+                               .precision = settings.precision,
+                               .log = settings.log,
+                               .report = nullptr});
+}
+
+}  // namespace
+
+ir::DeviceSpec Target::spec() const { return cuda ? cuda->spec() : cpu_spec(threads); }
+
+codegen::CpuPlan plan_cpu(ir::Graph graph, const ir::Options& options, int threads, const CompileSettings& settings) {
+  graph = optimize(std::move(graph), options, cpu_spec(threads), settings);
   passes::MemoryPlan memory = passes::plan_memory(graph, {.reuse = settings.reuse_memory});
   const auto contractions = codegen::make_contractions();
   return codegen::lower_cpu(std::move(graph), std::move(memory), *contractions);
 }
 
-std::unique_ptr<Executor> compile(ir::Graph graph, const ir::Options& options, int threads,
+codegen::cuda::CudaPlan plan_cuda(ir::Graph graph, const ir::Options& options, const ir::DeviceSpec& device,
                                   const CompileSettings& settings) {
-  return std::make_unique<Executor>(plan(std::move(graph), options, threads, settings), threads);
+  graph = optimize(std::move(graph), options, device, settings);
+  passes::MemoryPlan memory = passes::plan_memory(graph, {.reuse = settings.reuse_memory});
+  return codegen::cuda::lower_cuda(std::move(graph), std::move(memory), device);
+}
+
+std::shared_ptr<codegen::KernelCache> open_kernel_cache(const ir::Options& options, std::ostream* log) {
+  return std::make_shared<codegen::KernelCache>(codegen::kernel_cache_folder(options), [log](const std::string& line) {
+    if (log != nullptr) *log << line << "\n";
+  });
+}
+
+std::vector<std::shared_ptr<const codegen::CompiledKernel>> compile_kernels(const codegen::cuda::CudaPlan& plan,
+                                                                            const ir::Options& options,
+                                                                            codegen::KernelCache& cache,
+                                                                            int newest_major,
+                                                                            const CompileSettings& settings) {
+  codegen::KernelCompiler compiler(cache, {.toolkit = options.cuda_toolkit, .newest_major = newest_major});
+  return codegen::require_all(compiler.compile(plan.sources, settings.progress));
+}
+
+std::unique_ptr<Executor> compile(ir::Graph graph, const ir::Options& options, const Target& target,
+                                  const CompileSettings& settings) {
+  if (!target.is_cuda()) {
+    return std::make_unique<CpuExecutor>(plan_cpu(std::move(graph), options, target.threads, settings), target.threads);
+  }
+  codegen::cuda::CudaPlan plan = plan_cuda(std::move(graph), options, target.cuda->spec(), settings);
+  const auto cache = target.cache ? target.cache : open_kernel_cache(options, settings.log);
+  const auto kernels = compile_kernels(plan, options, *cache, target.cuda->driver().version() / 1000, settings);
+  return std::make_unique<CudaExecutor>(target.cuda, std::move(plan), kernels,
+                                        CudaExecutorOptions{.graphs = options.cuda_graphs, .check = options.debug});
 }
 
 }  // namespace difuse::runtime

@@ -1,78 +1,111 @@
-// runtime/ says how a compiled plan runs and how bytes come in and go out: executor, images, checkpoint files. What
-// must not live here: models and training (models/), kernels (codegen/).
+// runtime/ says how a compiled plan runs and how bytes come in and go out: devices, executors, images, checkpoint
+// files. What must not live here: models and training (models/), kernels (codegen/).
 //
-// This file: runs a lowered graph step after step on the CPU.
+// This file: what runs a lowered graph step after step, whatever the device.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "codegen/cpu/cpu_plan.h"
-#include "codegen/cpu/thread_team.h"
+#include "ir/graph.h"
+#include "passes/memory_plan.h"
 
 namespace difuse::runtime {
 
 /// One kernel's share of all profiled steps.
 struct KernelProfile {
   std::string name, implementation;
+  int node = -1;  ///< Of the executor's graph.
   int64_t calls = 0;
-  double seconds = 0;
+  double seconds = 0;            ///< Of all calls.
+  double median = 0;             ///< Of one call.
   int64_t bytes = 0, flops = 0;  ///< Of one call.
+};
+
+/// Looks into a step while it runs (Executor::run_observed). A node's kernels run together.
+class NodeObserver {
+ public:
+  virtual ~NodeObserver() = default;
+  virtual void before(int node) = 0;
+  virtual void after(int node) = 0;
+};
+
+/// Bytes on their way from the device (Executor::fetch).
+class Fetch {
+ public:
+  virtual ~Fetch() = default;
+  /// Waits until they are here.
+  virtual std::span<const std::byte> bytes() = 0;
 };
 
 /// Owns the arena. A step reads the inputs and the states, makes the outputs and puts the next states in place of the
 /// old. Calls of one Executor must not overlap.
 class Executor {
  public:
-  /// Allocates the arena, zero-filled, and scratch for `threads` threads; fills constants and literals. Throws Error
-  /// (wrong usage) unless threads >= 1.
-  Executor(codegen::CpuPlan plan, int threads);
+  virtual ~Executor() = default;
+  Executor(const Executor&) = delete;
+  Executor& operator=(const Executor&) = delete;
 
   /// Bytes as the graph's type says: row-major, little-endian. Each throws Error naming the tensor when there is none
-  /// of that name or `bytes` has another size.
+  /// of that name or `bytes` has another size. Reading waits for the steps before; writing an input does not.
   void write_input(std::string_view name, std::span<const std::byte> bytes);
   void read_output(std::string_view name, std::span<std::byte> bytes) const;
   void write_state(std::string_view name, std::span<const std::byte> bytes);
   void read_state(std::string_view name, std::span<std::byte> bytes) const;
+  /// An output as it is after the steps so far, copied without waiting for them.
+  std::unique_ptr<Fetch> fetch_output(std::string_view name) const;
 
-  /// One step. Allocates nothing of its own. Throws Error when a kernel finds bad data (a gather's index out of range);
-  /// outputs and states are then in between two steps.
-  void run();
+  /// One step, which may go on after the call returns: what a device finds wrong is thrown by this or a later call.
+  /// Allocates nothing of its own but in the first steps. Throws Error when a kernel finds bad data (a gather's index
+  /// out of range); outputs and states are then in between two steps.
+  virtual void run() = 0;
+  /// Waits for the steps so far.
+  virtual void wait() const = 0;
+  /// Runs so many steps, one right after the other, and gives the seconds that each took on the device.
+  virtual std::vector<double> time_steps(int count) = 0;
 
-  const ir::Graph& graph() const { return plan_.graph; }
-  const codegen::CpuPlan& plan() const { return plan_; }
-  int threads() const { return static_cast<int>(scratch_.size()); }
-  int64_t arena_bytes() const { return plan_.memory.arena_bytes; }
+  const ir::Graph& graph() const { return graph_; }
+  const passes::MemoryPlan& memory() const { return memory_; }
+  int64_t arena_bytes() const { return memory_.arena_bytes; }
 
-  /// Times every kernel from the next step on.
-  void enable_profile(bool enabled) { profiling_ = enabled; }
+  /// Times every kernel from the next step on; on a GPU the very first step is not timed.
+  virtual void enable_profile(bool enabled) = 0;
   /// In the order in which the kernels run; zeros before a profiled step.
-  std::vector<KernelProfile> profile() const;
+  virtual std::vector<KernelProfile> profile() const = 0;
 
- private:
-  struct Free {
-    void operator()(std::byte* memory) const;
-  };
-  using Memory = std::unique_ptr<std::byte[], Free>;
-  static Memory allocate(int64_t bytes);
+  /// One step, node by node. Nodes that need no kernel are passed over; what copies a state is seen as its node again.
+  virtual void run_observed(NodeObserver& observer) = 0;
+  /// What lies at a value's place now; false, and nothing is read, where it has none.
+  bool read_value(ir::Value v, std::span<std::byte> bytes) const;
 
-  std::span<std::byte> find(ir::Op kind, std::string_view name) const;
-  std::span<std::byte> bytes_of(ir::Value v) const;
+ protected:
+  /// The graph and plan belong to the derived class and must last as long as it.
+  Executor(const ir::Graph& graph, const passes::MemoryPlan& memory) : graph_(graph), memory_(memory) {}
+
+  /// Between host memory and the arena. `upload` may return before the bytes are there, but not before `bytes` may
+  /// change; `slot` tells uploads apart that come once a step, and is -1 for others.
+  virtual void upload(int64_t offset, std::span<const std::byte> bytes, int slot) = 0;
+  virtual void download(int64_t offset, std::span<std::byte> bytes) const = 0;
+  virtual std::unique_ptr<Fetch> start_fetch(int64_t offset, int64_t bytes) const = 0;
+
+  /// Writes what is the same in every step: constants and literals.
   void fill_leaves();
 
-  codegen::CpuPlan plan_;
-  Memory arena_, workspace_;
-  std::vector<Memory> scratch_memory_;
-  std::vector<std::byte*> scratch_;
-  std::unique_ptr<codegen::ThreadTeam> team_;
-  bool profiling_ = false;
-  std::vector<double> seconds_;  // by kernel
-  int64_t profiled_steps_ = 0;
+ private:
+  const passes::Placement& leaf(ir::Op kind, std::string_view name, size_t bytes) const;
+  const passes::Placement& output(std::string_view name, std::optional<size_t> bytes) const;
+
+  const ir::Graph& graph_;
+  const passes::MemoryPlan& memory_;
 };
+
+/// The median of `numbers`; 0 where there are none.
+double median(std::vector<double> numbers);
 
 }  // namespace difuse::runtime

@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
 
 #include "codegen/cpu/kernels/assemble.h"
+#include "codegen/node_body.h"
 #include "ir/builder.h"
 #include "ir/error.h"
 #include "ir/op.h"
@@ -39,76 +39,10 @@ Graph widened(const Graph& body) {
   });
 }
 
-/// A node as a body: inputs "0", "1", ... are `operands` in order, each once.
-struct NodeBody {
-  Graph graph{"body"};
-  std::vector<Value> operands;
-};
-
-NodeBody body_of(const Graph& graph, const Node& node) {
-  if (node.op == Op::fusion) return {widened(*node.as<ir::FusionAttrs>().body), node.operands};
-  NodeBody made;
-  ir::Builder b(made.graph);
-  std::map<Value, Value> inputs;
-  std::vector<Value> operands;
-  for (Value v : node.operands) {
-    const auto [it, fresh] = inputs.try_emplace(v);
-    if (fresh) {
-      it->second = b.input(std::to_string(made.operands.size()), graph.type(v));
-      made.operands.push_back(v);
-    }
-    operands.push_back(it->second);
-  }
-  const Value first = made.graph.add(node.op, operands, node.attrs);
-  for (int r = 0; r < static_cast<int>(node.types.size()); ++r) {
-    made.graph.set_output(std::to_string(r), {first.node, r});
-  }
-  made.graph = widened(made.graph);
-  return made;
-}
-
-std::string sizes(const ir::Shape& shape) { return fmt::format("{}", fmt::join(shape, "x")); }
-
-/// "conv_fprop_3x3_h28w28c32k32", "matmul_64x512x128", "add_64x28x28x32".
-std::string op_name(const Node& node, const Graph& graph) {
-  const auto& shape = node.types[0].shape;
-  auto conv = [&](const ir::Shape& weights, const ir::Shape& image) {
-    return fmt::format("{}_{}x{}_h{}w{}c{}k{}", ir::to_string(node.op), weights[1], weights[2], image[1], image[2],
-                       weights[3], weights[0]);
-  };
-  switch (node.op) {
-    case Op::conv_fprop:
-      return conv(graph.type(node.operands[1]).shape, graph.type(node.operands[0]).shape);
-    case Op::conv_dgrad:
-      return conv(graph.type(node.operands[1]).shape, shape);
-    case Op::conv_wgrad:
-      return conv(shape, graph.type(node.operands[0]).shape);
-    case Op::matmul:
-      return fmt::format("matmul_{}x{}", sizes(shape),
-                         graph.type(node.operands[0]).shape[node.as<ir::MatmulAttrs>().transpose_a ? 0 : 1]);
-    default:
-      return fmt::format("{}_{}", ir::to_string(node.op), sizes(shape));
-  }
-}
-
-std::string node_name(const Node& node, const Graph& graph) {
-  if (node.op != Op::fusion) return op_name(node, graph);
-  constexpr size_t kLongest = 72;
-  const auto& attrs = node.as<ir::FusionAttrs>();
-  const Graph& body = *attrs.body;
-  std::string name(ir::to_string(attrs.hero));
-  const ir::Shape* largest = &node.types[0].shape;
-  for (int id = 0; id < body.size(); ++id) {
-    const Node& part = body.node(id);
-    if (ir::has_trait(part, ir::Trait(ir::kLeaf | ir::kBroadcast | ir::kView))) continue;
-    for (const ir::Type& t : part.types) {
-      if (t.elements() > ir::element_count(*largest)) largest = &t.shape;
-    }
-    const std::string op =
-        ir::has_trait(part, ir::kContraction) ? op_name(part, body) : std::string(ir::to_string(part.op));
-    if (name.size() + op.size() < kLongest) name += "_" + op;
-  }
-  return fmt::format("{}_{}", name, sizes(*largest));
+NodeBody widened_body(const Graph& graph, int id) {
+  NodeBody body = node_body(graph, id);
+  body.graph = widened(body.graph);
+  return body;
 }
 
 class Lowering {
@@ -132,7 +66,7 @@ class Lowering {
 
   void lower(int id) {
     const Node& node = plan_.graph.node(id);
-    const NodeBody body = body_of(plan_.graph, node);
+    const NodeBody body = widened_body(plan_.graph, id);
     std::vector<cpu::BodyOperand> operands;
     int64_t bytes = 0;
     for (Value v : body.operands) {
@@ -148,7 +82,7 @@ class Lowering {
       if (results.back().placed()) bytes += node.types[static_cast<size_t>(r)].bytes();
     }
     try {
-      add(cpu::assemble(cpu::make_body(body.graph, operands, results, contractions_)), id, node_name(node, plan_.graph),
+      add(cpu::assemble(cpu::make_body(body.graph, operands, results, contractions_)), id, node_name(plan_.graph, id),
           bytes);
     } catch (const Error& e) {
       throw Error(fmt::format("lowering %{} = {}: {}", id, ir::to_string(node.op), e.what()), e.remedy(),

@@ -1,4 +1,4 @@
-// Ops that move elements and compute nothing: broadcast, reshape, transpose, concat, slice, pad, gather.
+// Ops that move elements and compute nothing: broadcast, reshape, transpose, concat, slice, reverse, pad, gather.
 #include <algorithm>
 
 #include "ir/ops/rules.h"
@@ -162,6 +162,25 @@ OpRules rules_slice() {
           std::copy_n(in[0]->data.begin() + (o * from.axis + a.begin) * from.inner, run, out[0].data.begin() + o * run);
         }
       }};
+}
+
+OpRules rules_reverse() {
+  return {[](std::span<const Type> t, const Attrs& attrs) {
+            require_axis(std::get<ReverseAttrs>(attrs).axis, t[0]);
+            return std::vector<Type>{t[0]};
+          },
+          [](GradientContext& c) {
+            c.accumulate(c.operand(0), c.build().reverse(c.grad(0), c.node().as<ReverseAttrs>().axis));
+          },
+          [](const Node& node, std::span<const Tensor* const> in, std::span<Tensor> out) {
+            const AxisSplit at(in[0]->type.shape, node.as<ReverseAttrs>().axis);
+            for (int64_t o = 0; o < at.outer; ++o) {
+              for (int64_t i = 0; i < at.axis; ++i) {
+                std::copy_n(in[0]->data.begin() + (o * at.axis + at.axis - 1 - i) * at.inner, at.inner,
+                            out[0].data.begin() + (o * at.axis + i) * at.inner);
+              }
+            }
+          }};
 }
 
 OpRules rules_pad() {

@@ -28,6 +28,9 @@ struct Command {
 constexpr std::array kCommands = {
     Command{"train", "Train a diffusion UNet on images", &add_train},
     Command{"sample", "Draw images from a checkpoint", &add_sample},
+    Command{"compile", "Compile a step for a GPU that need not be there, and print its kernels", &add_compile, true},
+    Command{"bench", "Measure a step, and each of its kernels", &add_bench, true},
+    Command{"check", "Compare each kernel of a step with the fp64 reference", &add_check, true},
     Command{"inspect", "Describe a model preset, a checkpoint or a data set", &add_inspect, true},
     Command{"doctor", "Say what this machine has and what difuse makes of it", &add_doctor, true},
 };

@@ -5,6 +5,7 @@
 
 #include "codegen/cpu/contractions.h"
 #include "codegen/cpu/isa.h"
+#include "codegen/jit/kernel_cache.h"
 #include "models/cli/commands.h"
 #include "models/cli/probe.h"
 #include "models/run/console.h"
@@ -17,13 +18,18 @@ namespace {
 void print_row(const char* name, const std::string& text) { say("{:<14} {}\n", name, text); }
 
 std::string cache_text(const ir::Options& options) {
-  if (options.cache.empty()) return "DIFUSE_CACHE is not set; the CPU backend compiles nothing and needs none";
+  const std::filesystem::path folder = codegen::kernel_cache_folder(options);
+  if (folder.empty()) return "none: neither DIFUSE_CACHE nor HOME is set; compiled kernels stay in memory";
+  // The folder itself is made by the first kernel.
+  std::filesystem::path there = folder;
+  std::error_code ignored;
+  while (!std::filesystem::exists(there, ignored) && there.has_relative_path()) there = there.parent_path();
   try {
-    runtime::require_writable(std::filesystem::path(options.cache) / "probe", 1);
+    runtime::require_writable(there / "probe", 1);
   } catch (const Error& error) {
-    return fmt::format("{} (from DIFUSE_CACHE): {}; {}", options.cache, error.what(), error.remedy());
+    return fmt::format("{}: {}; compiled kernels stay in memory", folder.string(), error.what());
   }
-  return fmt::format("{} (from DIFUSE_CACHE), writable", options.cache);
+  return fmt::format("{}, writable", folder.string());
 }
 
 int run_doctor(const CommandContext& context) {
@@ -39,9 +45,10 @@ int run_doctor(const CommandContext& context) {
                                (why_plain.empty() ? "" : "; install libdnnl2 (Debian) for several times the speed"));
   const Finding driver = probe_cuda_driver();
   print_row("CUDA driver", driver.text);
-  const Finding nvrtc = probe_nvrtc();
+  const Finding nvrtc = probe_nvrtc(context.options);
   print_row("NVRTC", nvrtc.text);
   print_row("devices", "cpu");
+  for (const std::string& device : cuda_devices()) print_row("", device);
   print_row("kernel cache", cache_text(context.options));
   const std::filesystem::path images = default_data_cache(context.options);
   print_row("image cache", images.empty() ? "none: neither DIFUSE_CACHE nor HOME is set" : images.string());

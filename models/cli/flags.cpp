@@ -152,15 +152,25 @@ int resolve_threads(std::optional<int64_t> threads) {
   return static_cast<int>(threads.value_or(cores));
 }
 
-void require_cpu_f32(const std::optional<std::string>& device, const std::optional<std::string>& dtype) {
-  if (device.value_or("cpu") != "cpu") {
-    throw Error(fmt::format("--device {} is not available in this version", *device),
-                "use --device cpu; difuse doctor says what the machine has", ExitCode::wrong_usage);
-  }
-  if (dtype.value_or("f32") != "f32") {
-    throw Error(fmt::format("--dtype {} is not available on the CPU", *dtype), "use --dtype f32",
-                ExitCode::wrong_usage);
-  }
+CLI::Option* add_device(CLI::App& app, DeviceChoice& to) {
+  const auto parse = [&to](const std::string& text) {
+    const std::optional<DeviceChoice> choice = parse_device(text);
+    if (!choice) bad_value("--device", text, "is unknown", "give auto, cpu, cuda, or cuda:N for GPU number N");
+    to = *choice;
+  };
+  return finish(
+      app.add_option_function<std::string>("--device", parse, "Where to compute; auto: a GPU if one is there"),
+      "auto|cpu|cuda[:N]", "auto");
+}
+
+CLI::Option* add_dtype(CLI::App& app, std::optional<passes::Precision>& to, const std::string& fallback) {
+  static const std::vector<std::string> kNames = {"bf16", "tf32", "f32"};
+  const auto parse = [&to](const std::string& text) {
+    to = passes::parse_precision(parse_choice("--dtype", text, kNames));
+  };
+  return finish(app.add_option_function<std::string>(
+                    "--dtype", parse, "Precision: bf16 storage, tf32 products, or f32; sums are f32 in all"),
+                fmt::format("{}", fmt::join(kNames, "|")), fallback);
 }
 
 }  // namespace difuse::models

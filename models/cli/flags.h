@@ -11,6 +11,8 @@
 #include <string_view>
 #include <vector>
 
+#include "models/run/backend.h"
+
 namespace difuse::models {
 
 /// What a whole number may be; both ends are allowed.
@@ -58,7 +60,9 @@ CLI::Option* add_path(CLI::App& app, const std::string& flag, std::string& to, c
 CLI::Option* add_threads(CLI::App& app, std::optional<int64_t>& to);
 int resolve_threads(std::optional<int64_t> threads);
 
-/// What of --device and --dtype can run here: Error for anything but the CPU in f32.
-void require_cpu_f32(const std::optional<std::string>& device, const std::optional<std::string>& dtype);
+/// --device and --dtype.
+CLI::Option* add_device(CLI::App& app, DeviceChoice& to);
+CLI::Option* add_dtype(CLI::App& app, std::optional<passes::Precision>& to,
+                       const std::string& fallback = "bf16 on a GPU, f32 on the CPU");
 
 }  // namespace difuse::models

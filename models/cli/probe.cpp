@@ -1,39 +1,14 @@
 #include "models/cli/probe.h"
 
-#include <dlfcn.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
-#include <array>
 #include <fstream>
-#include <memory>
-#include <vector>
+
+#include "codegen/jit/nvrtc.h"
+#include "ir/error.h"
+#include "runtime/cuda/device.h"
 
 namespace difuse::models {
-namespace {
-
-/// A library loaded by name. It stays loaded: unloading a driver is not safe everywhere.
-class Library {
- public:
-  explicit Library(const char* name) : handle_(::dlopen(name, RTLD_NOW | RTLD_LOCAL)) {
-    if (handle_ == nullptr) error_ = ::dlerror();
-  }
-  explicit operator bool() const { return handle_ != nullptr; }
-  const std::string& error() const { return error_; }
-
-  template <class Function>
-  Function* find(const char* name) const {
-    return reinterpret_cast<Function*>(::dlsym(handle_, name));
-  }
-
- private:
-  void* handle_;
-  std::string error_;
-};
-
-std::string version_text(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
-
-}  // namespace
 
 std::string cpu_name() {
   std::ifstream file("/proc/cpuinfo");
@@ -45,43 +20,31 @@ std::string cpu_name() {
 }
 
 Finding probe_cuda_driver() {
-  const Library driver("libcuda.so.1");
-  if (!driver) return {false, fmt::format("not found: looked for libcuda.so.1 ({})", driver.error())};
-  auto* const init = driver.find<int(unsigned)>("cuInit");
-  auto* const get_version = driver.find<int(int*)>("cuDriverGetVersion");
-  auto* const get_count = driver.find<int(int*)>("cuDeviceGetCount");
-  auto* const get_name = driver.find<int(char*, int, int)>("cuDeviceGetName");
-  if (init == nullptr || get_version == nullptr || get_count == nullptr || get_name == nullptr) {
-    return {false, "libcuda.so.1 is there, but lacks the driver's functions"};
-  }
-  if (const int status = init(0); status != 0) {
-    return {
-        false,
-        fmt::format("libcuda.so.1 is there, but does not start (CUDA error {}): no card, or no driver module", status)};
-  }
-  int version = 0, count = 0;
-  get_version(&version);
-  get_count(&count);
-  std::vector<std::string> names;
-  for (int i = 0; i < count; ++i) {
-    std::array<char, 256> name{};
-    if (get_name(name.data(), static_cast<int>(name.size()), i) == 0) names.emplace_back(name.data());
-  }
-  return {true, fmt::format("for CUDA {}; {}", version_text(version),
-                            names.empty() ? std::string("no card") : fmt::format("{}", fmt::join(names, ", ")))};
+  std::string reason;
+  const auto driver = runtime::CudaDriver::load(&reason);
+  if (!driver) return {false, reason};
+  return {true, fmt::format("for CUDA {}", driver->version_text())};
 }
 
-Finding probe_nvrtc() {
-  constexpr std::array kNames = {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2", "libnvrtc.so"};
-  for (const char* name : kNames) {
-    const Library library(name);
-    if (!library) continue;
-    auto* const get_version = library.find<int(int*, int*)>("nvrtcVersion");
-    int major = 0, minor = 0;
-    if (get_version == nullptr || get_version(&major, &minor) != 0) continue;
-    return {true, fmt::format("{}.{} ({})", major, minor, name)};
+std::vector<std::string> cuda_devices() {
+  std::vector<std::string> lines;
+  const auto driver = runtime::CudaDriver::load();
+  for (int i = 0; driver && i < driver->device_count(); ++i) {
+    std::string reason;
+    const auto device = runtime::CudaDevice::find(i, &reason);
+    lines.push_back(device ? fmt::format("cuda:{} {}", i, device->description())
+                           : fmt::format("cuda:{} cannot be used: {}", i, reason));
   }
-  return {false, fmt::format("not found: looked for {} where the dynamic loader looks", fmt::join(kNames, ", "))};
+  return lines;
+}
+
+Finding probe_nvrtc(const ir::Options& options) {
+  std::string reason;
+  const auto driver = runtime::CudaDriver::load();
+  const int newest = driver ? driver->version() / 1000 : 0;
+  const auto nvrtc = codegen::NvrtcLibrary::load({.toolkit = options.cuda_toolkit, .newest_major = newest}, &reason);
+  if (!nvrtc) return {false, reason};
+  return {true, fmt::format("{} ({})", nvrtc->version().text(), nvrtc->stamp().path)};
 }
 
 }  // namespace difuse::models

@@ -2,6 +2,9 @@
 #pragma once
 
 #include <string>
+#include <vector>
+
+#include "ir/options.h"
 
 namespace difuse::models {
 
@@ -12,9 +15,10 @@ struct Finding {
 
 /// The processor's own name and its cores.
 std::string cpu_name();
-/// The CUDA driver (libcuda.so.1) and its cards.
+/// The CUDA driver (libcuda.so.1) and its cards, a line each.
 Finding probe_cuda_driver();
-/// The CUDA run-time compiler (libnvrtc.so of CUDA 11 to 13).
-Finding probe_nvrtc();
+std::vector<std::string> cuda_devices();
+/// The CUDA run-time compiler, as the backend finds it.
+Finding probe_nvrtc(const ir::Options& options);
 
 }  // namespace difuse::models

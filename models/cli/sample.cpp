@@ -14,7 +14,7 @@ namespace {
 struct SampleFlags {
   SampleOptions options;
   std::string checkpoint, out;
-  std::optional<std::string> sampler, weights, device;
+  std::optional<std::string> sampler, weights;
   std::optional<int64_t> count, first_index, threads;
   std::optional<uint64_t> seed;
 };
@@ -23,7 +23,6 @@ int run_sample(SampleFlags& flags, const CommandContext& context) {
   constexpr const char* kExample = "difuse sample --checkpoint runs/a --n 16 --out a.png";
   if (flags.checkpoint.empty()) missing_flag("sample", "--checkpoint", kExample);
   if (flags.out.empty()) missing_flag("sample", "--out", kExample);
-  require_cpu_f32(flags.device, {});
   SampleOptions& options = flags.options;
   options.checkpoint = flags.checkpoint;
   options.out = flags.out;
@@ -57,7 +56,8 @@ Action add_sample(CLI::App& app) {
   add_text(app, "--weights", flags->weights, "ema|raw|ema_1...", "Averaged weights, or those of the last step", "ema");
   add_whole(app, "--columns", o.columns, {1, kMostImages}, "Columns of the grid", "nearly square");
   add_whole(app, "--batch", o.batch, {1, 1 << 16}, "Images at a time; no bit depends on it", "16");
-  add_choice(app, "--device", flags->device, {"cpu", "cuda"}, "Where to compute", "cpu");
+  add_device(app, o.device);
+  add_dtype(app, o.precision);
   add_threads(app, flags->threads);
   return [flags](const CommandContext& context) { return run_sample(*flags, context); };
 }

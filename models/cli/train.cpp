@@ -20,7 +20,7 @@ constexpr WholeRange kMaybe{0, int64_t{1} << 31};
 struct TrainFlags {
   TrainOptions options;
   std::string data, out, resume, config, data_cache;
-  std::optional<std::string> device, dtype, schedule, lr_schedule, crop, on_bad_image, image_size, channels;
+  std::optional<std::string> schedule, lr_schedule, crop, on_bad_image, image_size, channels;
   std::optional<int64_t> save_every, keep_last, sample_every, log_every, threads;
   CLI::Option* resume_flag = nullptr;
   bool flip = false, class_from_folder = false;
@@ -58,7 +58,6 @@ int run_train(TrainFlags& flags, const CommandContext& context) {
   if (flags.schedule) options.schedule = parse_noise_schedule(*flags.schedule);
   options.threads = resolve_threads(flags.threads);
   options.started = context.started;
-  require_cpu_f32(flags.device, flags.dtype);
   return train(options, context.options);
 }
 
@@ -117,8 +116,8 @@ Action add_train(CLI::App& app) {
   add_whole(app, "--keep-last", flags->keep_last, {0, 1 << 20}, "Numbered checkpoints to keep beside the latest", "0");
   add_whole(app, "--sample-every", flags->sample_every, kMaybe, "Steps between sample grids; 0: never", "500");
   add_whole(app, "--log-every", flags->log_every, kCount, "Steps between lines of the metrics", "50");
-  add_choice(app, "--device", flags->device, {"cpu", "cuda"}, "Where to compute", "cpu");
-  add_choice(app, "--dtype", flags->dtype, {"f32", "bf16"}, "Storage of activations", "f32");
+  add_device(app, o.device);
+  add_dtype(app, o.precision);
   add_threads(app, flags->threads);
   return [flags](const CommandContext& context) { return run_train(*flags, context); };
 }

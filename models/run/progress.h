@@ -21,7 +21,7 @@ struct ProgressLine {
   double rate = 0;          ///< Images per second.
   double step_seconds = 0;  ///< Of one step, on average.
   double wait_share = 0;    ///< Of the time, waiting for data: 0 to 1.
-  int64_t memory = 0;       ///< Peak resident bytes of the process.
+  int64_t memory = 0;       ///< Peak resident bytes of the process, or bytes of the arena on a GPU.
 };
 
 class Progress {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <span>
@@ -38,22 +39,15 @@ T read_scalar(const runtime::Executor& executor, std::string_view output) {
 }
 
 template <class T>
-void write_input(runtime::Executor& executor, std::string_view name, const std::vector<T>& values) {
-  executor.write_input(name, std::as_bytes(std::span(values)));
+T scalar(runtime::Fetch& fetch) {
+  T value{};
+  std::memcpy(&value, fetch.bytes().data(), sizeof(value));
+  return value;
 }
 
-/// Mirrors the images that `flips` says, left to right.
-void mirror(std::span<uint8_t> pixels, std::span<const uint8_t> flips, const runtime::ImageSet& images) {
-  const auto channels = static_cast<size_t>(images.channels), row = static_cast<size_t>(images.width) * channels;
-  const size_t image = row * static_cast<size_t>(images.height);
-  for (size_t i = 0; i < flips.size(); ++i) {
-    if (flips[i] == 0) continue;
-    for (size_t begin = i * image; begin < (i + 1) * image; begin += row) {
-      for (size_t left = begin, right = begin + row - channels; left < right; left += channels, right -= channels) {
-        std::swap_ranges(&pixels[left], &pixels[left] + channels, &pixels[right]);
-      }
-    }
-  }
+template <class T>
+void write_input(runtime::Executor& executor, std::string_view name, const std::vector<T>& values) {
+  executor.write_input(name, std::as_bytes(std::span(values)));
 }
 
 /// All states between two steps.
@@ -73,11 +67,12 @@ StateValues read_states(const runtime::Executor& executor) {
 
 }  // namespace
 
-Trainer::Trainer(const TrainOptions& options, const ir::Options& environment, RunConfig config, ParameterLayout layout,
-                 runtime::ImageSet images, runtime::Cursor cursor, int64_t step,
+Trainer::Trainer(const TrainOptions& options, const ir::Options& environment, const Backend& backend, RunConfig config,
+                 ParameterLayout layout, runtime::ImageSet images, runtime::Cursor cursor, int64_t step,
                  std::unique_ptr<runtime::Executor> executor)
     : options_(options),
       environment_(environment),
+      backend_(backend),
       config_(std::move(config)),
       layout_(std::move(layout)),
       loader_(std::move(images),
@@ -87,6 +82,7 @@ Trainer::Trainer(const TrainOptions& options, const ir::Options& environment, Ru
                           : runtime::JsonlLog::create(options.out / "metrics.jsonl")),
       progress_({options.steps, deadline()}),
       step_(step),
+      cursor_(cursor),
       pixels_(static_cast<size_t>(config_.training.batch * loader_.images().image_bytes())),
       flips_(config_.run.flip ? static_cast<size_t>(config_.training.batch) : 0),
       labels_(config_.unet.num_classes > 0 ? static_cast<size_t>(config_.training.batch) : 0),
@@ -149,29 +145,40 @@ bool Trainer::finished(int64_t first) const {
   return options_.minutes && step_ > first && steady_clock::now() >= *deadline();
 }
 
-void Trainer::run_microbatch(int64_t micro) {
+void Trainer::give_inputs(int64_t micro) {
   loader_.next(pixels_, labels_, flips_);
-  if (config_.run.flip) mirror(pixels_, flips_, loader_.images());
   // An image's noise hangs on its place in the whole batch.
   std::iota(index_.begin(), index_.end(), static_cast<int32_t>(micro * config_.training.batch));
   write_input(*executor_, "pixels", pixels_);
   write_input(*executor_, "index", index_);
   if (!labels_.empty()) write_input(*executor_, "label", labels_);
-  executor_->run();
+  if (!flips_.empty()) write_input(*executor_, "flip", flips_);
 }
 
+/// The host reads a step's results before it starts the next one. What it does besides (the next batch, its upload) it
+/// does while a GPU computes.
 void Trainer::run_step() {
   const auto began = steady_clock::now();
   const double waited = loader_.wait_seconds();
   const int64_t runs = config_.training.accumulate;
-  loss_ = 0;
+  std::vector<std::unique_ptr<runtime::Fetch>> losses;
   for (int64_t micro = 0; micro < runs; ++micro) {
-    run_microbatch(micro);
-    loss_ += read_scalar<float>(*executor_, "loss") / static_cast<double>(runs);
+    if (!inputs_given_) give_inputs(micro);
+    inputs_given_ = false;
+    executor_->run();
+    losses.push_back(executor_->fetch_output("loss"));
   }
+  const auto grad_norm = executor_->fetch_output("grad_norm"), nonfinite = executor_->fetch_output("nonfinite");
+  cursor_ = loader_.cursor();
+  if (!options_.steps || step_ + 1 < *options_.steps) {
+    give_inputs(0);
+    inputs_given_ = true;
+  }
+  loss_ = 0;
+  for (const auto& loss : losses) loss_ += scalar<float>(*loss) / static_cast<double>(runs);
   ++step_;
-  grad_norm_ = read_scalar<float>(*executor_, "grad_norm");
-  const bool bad = read_scalar<float>(*executor_, "nonfinite") > 0;
+  grad_norm_ = scalar<float>(*grad_norm);
+  const bool bad = scalar<float>(*nonfinite) > 0;
 
   ++interval_.steps;
   interval_.seconds += seconds_since(began);
@@ -237,7 +244,7 @@ void Trainer::report(bool line) {
   now.step_seconds = interval_.seconds / static_cast<double>(interval_.steps);
   now.rate = static_cast<double>(step_images(config_.training)) / now.step_seconds;
   now.wait_share = interval_.wait_seconds / interval_.seconds;
-  now.memory = peak_memory();
+  now.memory = backend_.target.is_cuda() ? executor_->arena_bytes() : peak_memory();
   progress_.show(now);
   if (!line) return;
   nlohmann::ordered_json metrics;
@@ -254,7 +261,7 @@ void Trainer::report(bool line) {
 }
 
 void Trainer::save() {
-  save_run(options_.out, config_, layout_, read_states(*executor_), loader_.cursor(), step_, options_.keep_last);
+  save_run(options_.out, config_, layout_, read_states(*executor_), cursor_, step_, options_.keep_last);
 }
 
 /// A grid of the same images every time, so that a run can be watched.
@@ -263,7 +270,7 @@ void Trainer::draw_samples(const InterruptGuard& interrupt) {
     SamplerConfig sampling;
     sampling.steps = std::min(sampling.steps, config_.diffusion.timesteps);
     sampling.batch = kGridImages;
-    sampler_ = std::make_unique<Sampler>(config_.unet, config_.diffusion, sampling, environment_, options_.threads);
+    sampler_ = std::make_unique<Sampler>(config_.unet, config_.diffusion, sampling, environment_, backend_);
   }
   std::vector<float> parameters(static_cast<size_t>(layout_.size()));
   const bool averaged = !config_.training.optimizer.ema_decays.empty();

@@ -22,9 +22,10 @@ namespace difuse::models {
 class Trainer {
  public:
   /// `executor` runs the training step of `config` and holds the states after `step` steps; `cursor` is where the data
-  /// goes on. `options` and `environment` must outlive the trainer.
-  Trainer(const TrainOptions& options, const ir::Options& environment, RunConfig config, ParameterLayout layout,
-          runtime::ImageSet images, runtime::Cursor cursor, int64_t step, std::unique_ptr<runtime::Executor> executor);
+  /// goes on. `options`, `environment` and `backend` must outlive the trainer.
+  Trainer(const TrainOptions& options, const ir::Options& environment, const Backend& backend, RunConfig config,
+          ParameterLayout layout, runtime::ImageSet images, runtime::Cursor cursor, int64_t step,
+          std::unique_ptr<runtime::Executor> executor);
 
   /// Runs to the end that the options ask for, or to a signal, and saves; returns the signal, or 0. Error when the
   /// gradient stays not finite, or when something cannot be written.
@@ -45,7 +46,8 @@ class Trainer {
   std::optional<std::chrono::steady_clock::time_point> deadline() const;
   bool finished(int64_t first) const;
   void run_step();
-  void run_microbatch(int64_t micro);
+  /// Hands the inputs of a step's run number `micro` to the device, which may still be at the run before.
+  void give_inputs(int64_t micro);
   std::string bad_tensors() const;
   void handle_bad_step();
   /// What to do about gradients that stay not finite.
@@ -56,6 +58,7 @@ class Trainer {
 
   const TrainOptions& options_;
   const ir::Options& environment_;
+  const Backend& backend_;
   RunConfig config_;
   ParameterLayout layout_;
   runtime::Loader loader_;
@@ -65,6 +68,8 @@ class Trainer {
   Progress progress_;
 
   int64_t step_;
+  runtime::Cursor cursor_;     ///< Of the data, after `step_` steps.
+  bool inputs_given_ = false;  ///< Those of the next step.
   std::vector<uint8_t> pixels_, flips_;
   std::vector<int32_t> labels_, index_;
   double loss_ = 0;

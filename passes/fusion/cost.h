@@ -9,6 +9,9 @@ namespace difuse::passes {
 /// A body beyond this gains nothing more and only makes kernels that are slow to compile and to read.
 inline constexpr int kMostBodyNodes = 256;
 inline constexpr int kMostOperands = 64;
+/// An epilogue lives in registers beside a contraction's accumulators.
+inline constexpr int kMostEpilogueNodes = 32;
+inline constexpr int kMostEpilogueTensors = 4;  ///< Operands as large as the result.
 /// Arithmetic is free only while it is little: longer chains are saved, not recomputed.
 inline constexpr int kMostRecomputedNodes = 32;
 

@@ -37,7 +37,7 @@ class BodyWriter {
     const Node& node = from_.node(id);
     std::vector<Value> operands;
     for (Value v : node.operands) {
-      if (!mapped_.contains(v)) copy(v.node);  // free: a broadcast or a constant
+      if (!mapped_.contains(v)) copy(v.node);  // free: a broadcast, a constant or a widening cast
       operands.push_back(mapped_.at(v));
     }
     const std::vector<Value> copied = ir::copy_node(body_, node, operands);
@@ -107,7 +107,8 @@ class Emitter {
   }
 
   void make_ready(int u) {
-    auto& ready = is_fusion_[static_cast<size_t>(u)] ? ready_fusions_ : ready_nodes_;
+    const bool early = is_fusion_[static_cast<size_t>(u)] && !units_.unit(u).whole;
+    auto& ready = early ? ready_fusions_ : ready_nodes_;
     ready.insert({units_.unit(u).owned[0], u});
   }
 
@@ -132,12 +133,11 @@ class Emitter {
     const std::vector<int>& nodes = units_.body(u);
     const std::vector<Value> operands = units_.externals(nodes);
     std::vector<Value> results;
-    ir::Hero hero = ir::Hero::pointwise;
+    const ir::Hero hero = hero_of(from_, nodes);
     std::string ops;
     int64_t bytes = 0;
     for (int id : nodes) {
       const Node& node = from_.node(id);
-      if (is_reduction(node)) hero = ir::Hero::reduction;
       ops += fmt::format(" {}", ir::to_string(node.op));
       for (int r = 0; r < static_cast<int>(node.types.size()); ++r) {
         if (units_.owner(id) == u && units_.needed({id, r})) results.push_back({id, r});
@@ -168,7 +168,8 @@ class Emitter {
 
 bool is_worth_a_fusion(const Graph& graph, const std::vector<int>& nodes) {
   if (nodes.size() > 1) return true;
-  return std::ranges::any_of(graph.node(nodes[0]).operands, [&](Value v) { return is_free(graph.node(v)); });
+  const Node& node = graph.node(nodes[0]);
+  return std::ranges::any_of(node.operands, [&](Value v) { return is_copied(graph, node, v); });
 }
 
 Graph emit(const Units& units, FusionReport& report) { return Emitter(units, report).run(); }

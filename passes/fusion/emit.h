@@ -1,7 +1,7 @@
 // Writes the fused graph.
 //
-// Order: a fusion runs as soon as the last of its operands is there, so that it finds them in cache and they die
-// soonest; everything else keeps its order.
+// Order: a fusion of elementwise ops and reductions runs as soon as the last of its operands is there, so that it finds
+// them in cache and they die soonest; everything else keeps its order.
 #pragma once
 
 #include "passes/fusion/report.h"

@@ -9,6 +9,7 @@
 #include "ir/op.h"
 #include "passes/fusion/cost.h"
 #include "passes/fusion/emit.h"
+#include "passes/fusion/epilogue.h"
 #include "passes/fusion/partition.h"
 #include "passes/fusion/recompute.h"
 #include "passes/fusion/traits.h"
@@ -25,16 +26,22 @@ using ir::Value;
 
 class Grower {
  public:
-  Grower(const Graph& graph, FusionReport& report) : graph_(graph), report_(report), partition_(graph) {}
+  Grower(const Graph& graph, FusionReport& report, bool epilogues)
+      : graph_(graph),
+        report_(report),
+        partition_(graph),
+        whole_(epilogues ? grow_epilogues(graph, partition_, report)
+                         : std::vector<bool>(static_cast<size_t>(graph.size()), false)) {}
 
   const Partition& grow_all() {
     take_prologues();
     std::vector<bool> grown(static_cast<size_t>(graph_.size()), false);
     for (const HeroRule& rule : hero_rules()) {
+      if (rule.epilogue_only) continue;
       for (int id = 0; id < graph_.size(); ++id) {
-        if (!partition_.live(id) || !rule.is_hero(graph_.node(id))) continue;
+        if (!partition_.live(id) || !rule.is_hero(graph_.node(id)) || is_widening(graph_, graph_.node(id))) continue;
         const int unit = partition_.unit_of(id);
-        if (grown[static_cast<size_t>(unit)]) continue;
+        if (grown[static_cast<size_t>(unit)] || is_whole_unit(unit)) continue;
         grow(unit);
         grown[static_cast<size_t>(unit)] = true;
       }
@@ -49,7 +56,8 @@ class Grower {
   /// written for a reader that cannot join there.
   void take_prologues() {
     for (int id = graph_.size() - 1; id >= 0; --id) {
-      if (!partition_.live(id) || !is_pointwise(graph_.node(id))) continue;
+      if (!partition_.live(id) || !is_pointwise(graph_, graph_.node(id))) continue;
+      if (is_whole_unit(partition_.unit_of(id))) continue;
       for (int user : partition_.users(id)) {
         if (joins(user, graph_.node(id).types[0].shape)) try_merge(partition_.unit_of(id), partition_.unit_of(user));
       }
@@ -62,11 +70,16 @@ class Grower {
     return true;
   }
 
+  /// Whether the node runs over `shape` element by element, and no hero has claimed it that takes no more.
   bool joins(int id, const Shape& shape) const {
+    return runs_over(id, shape) && !is_whole_unit(partition_.unit_of(id));
+  }
+  bool runs_over(int id, const Shape& shape) const {
     const Node& node = graph_.node(id);
-    if (!partition_.live(id) || !(is_pointwise(node) || is_reduction(node))) return false;
+    if (!partition_.live(id) || !(is_pointwise(graph_, node) || is_reduction(node))) return false;
     return iteration_shape(graph_, node) == shape;
   }
+  bool is_whole_unit(int unit) const { return whole_[static_cast<size_t>(unit)]; }
 
   /// Nodes over `shape` that share data with the unit: producers, readers, siblings.
   std::set<int> candidates(int unit, const Shape& shape) const {
@@ -76,11 +89,12 @@ class Grower {
     };
     for (int member : partition_.members(unit)) {
       for (int user : partition_.users(member)) consider(user);
-      for (Value v : graph_.node(member).operands) {
-        if (is_free(graph_.node(v)) || graph_.type(v).shape != shape) continue;
+      for (Value operand : graph_.node(member).operands) {
+        const Value v = before_widening(graph_, operand);
+        if (is_free(graph_, graph_.node(v)) || graph_.type(v).shape != shape) continue;
         consider(v.node);
         for (int sibling : partition_.users(v.node)) {
-          if (std::ranges::count(graph_.node(sibling).operands, v)) consider(sibling);
+          if (reads(graph_, sibling, v)) consider(sibling);
         }
       }
     }
@@ -93,7 +107,8 @@ class Grower {
     if (std::ssize(both) > kMostBodyNodes) return false;
     std::set<Value> operands;
     for (int id : both) {
-      for (Value v : graph_.node(id).operands) {
+      for (Value operand : graph_.node(id).operands) {
+        const Value v = before_widening(graph_, operand);
         if (!std::ranges::binary_search(both, v.node)) operands.insert(v);
       }
     }
@@ -116,10 +131,12 @@ class Grower {
     std::set<std::pair<int, int>> told;
     for (int id = 0; id < graph_.size(); ++id) {
       const Node& node = graph_.node(id);
-      if (!partition_.live(id) || !(is_pointwise(node) || is_reduction(node))) continue;
+      if (!partition_.live(id) || !(is_pointwise(graph_, node) || is_reduction(node))) continue;
       const Shape& shape = iteration_shape(graph_, node);
-      for (Value v : node.operands) {
+      for (Value operand : node.operands) {
+        const Value v = before_widening(graph_, operand);
         const int unit = partition_.unit_of(id), other = partition_.unit_of(v.node);
+        if (is_whole_unit(unit) || is_whole_unit(other)) continue;  // grow_epilogues told.
         if (unit == other || !joins(v.node, shape) || !told.insert({unit, other}).second) continue;
         const int between = partition_.between(unit, other);
         report_.lines.push_back(fmt::format(
@@ -133,29 +150,31 @@ class Grower {
   const Graph& graph_;
   FusionReport& report_;
   Partition partition_;
+  const std::vector<bool> whole_;  // by unit: has a hero that takes readers of its result alone
 };
 
 /// Which units may become a fusion: each that is more than a plain node spends fuel.
-std::vector<bool> pay(const Graph& graph, const Partition& partition, Fuel& fuel) {
+std::vector<bool> pay(const Graph& graph, const Partition& partition, bool epilogues, Fuel& fuel) {
   std::vector<bool> may_fuse(static_cast<size_t>(graph.size()), false);
   for (int unit = 0; unit < graph.size(); ++unit) {
     const std::vector<int>& members = partition.members(unit);
     if (members.empty() || !partition.live(members[0])) continue;
     const Node& first = graph.node(members[0]);
-    if (!is_pointwise(first) && !is_reduction(first)) continue;
-    may_fuse[static_cast<size_t>(unit)] = !is_worth_a_fusion(graph, members) || fuel.spend();
+    const bool runs = is_pointwise(graph, first) || is_reduction(first), worth = is_worth_a_fusion(graph, members);
+    if (!runs && !(is_whole(first) && epilogues && worth)) continue;
+    may_fuse[static_cast<size_t>(unit)] = !worth || fuel.spend();
   }
   return may_fuse;
 }
 
 }  // namespace
 
-PassResult fuse_clusters(const Graph& graph, PassContext& context, FusionReport* report) {
+PassResult fuse_clusters(const Graph& graph, PassContext& context, FusionReport* report, bool epilogues) {
   FusionReport unread;
   FusionReport& lines = report ? *report : unread;
-  Grower grower(graph, lines);
+  Grower grower(graph, lines, epilogues);
   const Partition& partition = grower.grow_all();
-  Units units(graph, partition, pay(graph, partition, context.fuel));
+  Units units(graph, partition, pay(graph, partition, epilogues, context.fuel));
   recompute_cheap_values(units, context.fuel, lines);
   Graph result = emit(units, lines);
   const bool changed = !same_graph(graph, result);

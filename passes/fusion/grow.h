@@ -1,14 +1,16 @@
 // Fusion: nodes that run over one shape become one kernel.
 //
-// Before: any graph. After: clusters of elementwise ops, and reductions of one tensor, are `fusion` nodes; every value
+// Before: any graph. After: clusters of elementwise ops, and reductions of one tensor, are `fusion` nodes, as are
+// contractions and averages with their epilogues (epilogue.h, first of all: they take what saves a tensor); every value
 // that someone outside reads is a result. One algorithm for all, by trait: a cluster has one iteration shape, and takes
 // in whoever runs over that shape and shares data with it. First every elementwise op joins those who read it, last
 // nodes first (the heroes' prologues); then each hero (reductions, otherwise elementwise ops) takes in, first nodes
 // first, readers of what it makes (its epilogue) and readers of what it reads (siblings: the operand is then read
-// once). Broadcasts and constants are copied into each body, so an operand that is repeated stays small in memory.
+// once). Broadcasts, constants and casts of a 16-bit float to f32 are copied into each body, so an operand that is
+// repeated stays small in memory and one of 16 bits is loaded as such.
 //
-// Legal: no path leaves a cluster and comes back, so a reduction is never read inside its own body. Contractions, data
-// movement, random draws, views and group_finish stay outside.
+// Legal: no path leaves a cluster and comes back, so a reduction is never read inside its own body. Data movement,
+// random draws, views and group_finish stay outside, as do a contraction's own operands.
 // Dtypes and rounding: no cast is added, removed or moved; each op keeps its operands, so pointwise results keep every
 // bit and a reduction keeps its meaning (its order of summation is the kernel's own).
 // Cost: growing always saves the bytes of a read; what is recomputed instead of saved is in recompute.h.
@@ -20,7 +22,8 @@
 
 namespace difuse::passes {
 
-/// `report` may be nullptr.
-PassResult fuse_clusters(const ir::Graph& graph, PassContext& context, FusionReport* report = nullptr);
+/// `report` may be nullptr. `epilogues` false: contractions and averages stay plain nodes.
+PassResult fuse_clusters(const ir::Graph& graph, PassContext& context, FusionReport* report = nullptr,
+                         bool epilogues = true);
 
 }  // namespace difuse::passes

@@ -5,10 +5,22 @@
 #include <numeric>
 #include <utility>
 
+#include "passes/fusion/traits.h"
+
 namespace difuse::passes {
 
 Partition::Partition(const ir::Graph& graph)
-    : graph_(graph), users_(graph.users()), live_(graph.live()), seen_(static_cast<size_t>(graph.size()), 0) {
+    : graph_(graph),
+      live_(graph.live()),
+      users_(static_cast<size_t>(graph.size())),
+      seen_(static_cast<size_t>(graph.size()), 0) {
+  for (int id = 0; id < graph.size(); ++id) {
+    if (!live(id) || is_widening(graph, graph.node(id))) continue;
+    for (ir::Value v : graph.node(id).operands) {
+      auto& list = users_[static_cast<size_t>(before_widening(graph, v).node)];
+      if (list.empty() || list.back() != id) list.push_back(id);
+    }
+  }
   unit_of_.resize(static_cast<size_t>(graph.size()));
   std::iota(unit_of_.begin(), unit_of_.end(), 0);
   order_ = position_ = unit_of_;
@@ -26,7 +38,7 @@ int Partition::on_path(int from, int to) const {
     for (int m : members(unit)) {
       for (int user : users(m)) {
         const int next = unit_of(user);
-        if (!live(user) || next == unit || (unit == from && next == to)) continue;
+        if (next == unit || (unit == from && next == to)) continue;
         if (next == to) return first;
         if (position_[static_cast<size_t>(next)] > goal || seen_[static_cast<size_t>(next)] == search_) continue;
         seen_[static_cast<size_t>(next)] = search_;
@@ -75,8 +87,9 @@ void Partition::reorder(int merged, int low, int high) {
       continue;
     }
     const bool depends = std::ranges::any_of(members(unit), [&](int m) {
-      return std::ranges::any_of(graph_.node(m).operands,
-                                 [&](ir::Value v) { return seen_[static_cast<size_t>(unit_of(v.node))] == search_; });
+      return std::ranges::any_of(graph_.node(m).operands, [&](ir::Value v) {
+        return seen_[static_cast<size_t>(unit_of(before_widening(graph_, v).node))] == search_;
+      });
     });
     if (depends) seen_[static_cast<size_t>(unit)] = search_;
     (depends ? after : before).push_back(unit);

@@ -1,4 +1,6 @@
 // The graph with some of its nodes drawn together: which nodes share a unit, and whether two units may become one.
+//
+// A widening cast is on no path: who reads it reads what it widens, as each body has its own copy.
 #pragma once
 
 #include <vector>
@@ -15,6 +17,7 @@ class Partition {
   int unit_of(int node) const { return unit_of_[static_cast<size_t>(node)]; }
   /// Node ids, increasing; empty once the unit has been merged into another.
   const std::vector<int>& members(int unit) const { return members_[static_cast<size_t>(unit)]; }
+  /// The live nodes that read the node's results, perhaps through a widening cast.
   const std::vector<int>& users(int node) const { return users_[static_cast<size_t>(node)]; }
   bool live(int node) const { return live_[static_cast<size_t>(node)]; }
 
@@ -30,8 +33,8 @@ class Partition {
   void reorder(int merged, int low, int high);
 
   const ir::Graph& graph_;
-  const std::vector<std::vector<int>> users_;
   const std::vector<bool> live_;
+  std::vector<std::vector<int>> users_;
   std::vector<int> unit_of_;
   std::vector<std::vector<int>> members_;
   std::vector<int> order_, position_;  // the units so that every edge goes forward, and where each stands

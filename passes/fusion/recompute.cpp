@@ -38,9 +38,10 @@ class Recompute {
     const Value v{node, 0};
     const ir::Graph& graph = units_.graph();
     const Readers* readers = units_.readers(v);
-    if (!readers || readers->fusible.empty() || !is_pointwise(graph.node(node))) return false;
+    if (!readers || readers->fusible.empty() || !is_pointwise(graph, graph.node(node))) return false;
     const std::vector<int> nodes = units_.closure(units_.owner(node), {node});
     if (std::ssize(nodes) > kMostRecomputedNodes) return false;
+    if (std::ranges::any_of(nodes, [&](int id) { return is_whole(graph.node(id)); })) return false;
 
     std::vector<int> able, gaining;
     int64_t saved = graph.type(v).bytes(), saved_by_gaining = 0;  // the write, less what the readers read more

@@ -1,29 +1,86 @@
 #include "passes/fusion/traits.h"
 
+#include <algorithm>
 #include <array>
 
 #include "ir/op.h"
 
 namespace difuse::passes {
+namespace {
 
-bool is_pointwise(const ir::Node& node) { return ir::has_trait(node, ir::kElementwise); }
+bool is_convolution(const ir::Node& node) {
+  return node.op == ir::Op::conv_fprop || node.op == ir::Op::conv_dgrad || node.op == ir::Op::conv_wgrad;
+}
+bool is_attention(const ir::Node& node) { return node.op == ir::Op::attention || node.op == ir::Op::attention_grad; }
+bool is_matmul(const ir::Node& node) { return node.op == ir::Op::matmul; }
+/// Movement that computes.
+bool is_average(const ir::Node& node) { return node.op == ir::Op::avg_pool; }
+bool is_elementwise(const ir::Node& node) { return ir::has_trait(node, ir::kElementwise); }
+
+}  // namespace
+
+bool is_whole(const ir::Node& node) { return ir::has_trait(node, ir::kContraction) || is_average(node); }
+
+bool is_pointwise(const ir::Graph& graph, const ir::Node& node) {
+  return is_elementwise(node) && !is_widening(graph, node);
+}
 
 bool is_reduction(const ir::Node& node) {
   return ir::has_trait(node, ir::kReduction) && ir::info(node.op).most_operands == 1;
 }
 
-bool is_free(const ir::Node& node) { return ir::has_trait(node, ir::kBroadcast) || node.op == ir::Op::constant; }
+bool is_loop(const ir::Graph& graph, const ir::Node& node) {
+  if (node.op != ir::Op::fusion) return is_pointwise(graph, node) || is_reduction(node);
+  const ir::Hero hero = node.as<ir::FusionAttrs>().hero;
+  return hero == ir::Hero::pointwise || hero == ir::Hero::reduction;
+}
+
+bool is_widening(const ir::Graph& graph, const ir::Node& node) {
+  if (node.op != ir::Op::cast || node.types[0].dtype != ir::DType::f32) return false;
+  const ir::DType from = graph.type(node.operands[0]).dtype;
+  return ir::is_float(from) && from != ir::DType::f32;
+}
+
+bool is_free(const ir::Graph& graph, const ir::Node& node) {
+  return ir::has_trait(node, ir::kBroadcast) || node.op == ir::Op::constant || is_widening(graph, node);
+}
+
+bool is_copied(const ir::Graph& graph, const ir::Node& reader, ir::Value v) {
+  const ir::Node& node = graph.node(v);
+  if (!is_whole(reader)) return is_free(graph, node);
+  return is_average(reader) && is_widening(graph, node);
+}
+
+ir::Value before_widening(const ir::Graph& graph, ir::Value v) {
+  return is_widening(graph, graph.node(v)) ? graph.node(v).operands[0] : v;
+}
+
+bool reads(const ir::Graph& graph, int id, ir::Value v) {
+  return std::ranges::any_of(graph.node(id).operands,
+                             [&](ir::Value operand) { return before_widening(graph, operand) == v; });
+}
 
 const ir::Shape& iteration_shape(const ir::Graph& graph, const ir::Node& node) {
   return is_reduction(node) ? graph.type(node.operands[0]).shape : node.types[0].shape;
 }
 
 std::span<const HeroRule> hero_rules() {
-  static constexpr std::array<HeroRule, 2> kRules = {{
-      {ir::Hero::reduction, is_reduction},
-      {ir::Hero::pointwise, is_pointwise},
+  static constexpr std::array<HeroRule, 6> kRules = {{
+      {ir::Hero::conv, is_convolution, true},
+      {ir::Hero::matmul, is_matmul, true},
+      {ir::Hero::attention, is_attention, true},
+      {ir::Hero::pointwise, is_average, true},
+      {ir::Hero::reduction, is_reduction, false},
+      {ir::Hero::pointwise, is_elementwise, false},
   }};
   return kRules;
+}
+
+ir::Hero hero_of(const ir::Graph& graph, std::span<const int> nodes) {
+  for (const HeroRule& rule : hero_rules()) {
+    if (std::ranges::any_of(nodes, [&](int id) { return rule.is_hero(graph.node(id)); })) return rule.hero;
+  }
+  return ir::Hero::pointwise;
 }
 
 }  // namespace difuse::passes

@@ -12,17 +12,35 @@ namespace difuse::passes {
 struct HeroRule {
   ir::Hero hero;
   bool (*is_hero)(const ir::Node& node);
+  /// What joins: the readers of its result alone (an epilogue), or whoever runs over the same shape.
+  bool epilogue_only;
 };
 std::span<const HeroRule> hero_rules();
+/// What a fusion of these nodes grew from.
+ir::Hero hero_of(const ir::Graph& graph, std::span<const int> nodes);
 
-/// Elementwise ops.
-bool is_pointwise(const ir::Node& node);
+/// Heroes that compute a result as a whole, not element by element: contractions, and averages.
+bool is_whole(const ir::Node& node);
+/// Elementwise ops but those that are free.
+bool is_pointwise(const ir::Graph& graph, const ir::Node& node);
 /// Reductions of one tensor. What finishes several tensors' partial results (group_finish) is none.
 bool is_reduction(const ir::Node& node);
-/// Costs nothing to have in a body: a broadcast is an index, a constant a number. Each body gets its own copy.
-bool is_free(const ir::Node& node);
+/// What one loop over elements computes: an elementwise op, a reduction of one tensor, or a fusion of such.
+bool is_loop(const ir::Graph& graph, const ir::Node& node);
+/// Casts of a 16-bit float to f32: exact.
+bool is_widening(const ir::Graph& graph, const ir::Node& node);
+/// Costs nothing to have in a body: a broadcast is an index, a constant a number, a widening cast a way to load. Each
+/// body gets its own copy.
+bool is_free(const ir::Graph& graph, const ir::Node& node);
+/// Whether a body that holds `reader` holds a copy of its operand v too: of what is free, but for the operands that a
+/// contraction reads as a whole.
+bool is_copied(const ir::Graph& graph, const ir::Node& reader, ir::Value v);
+/// The value that v is a widening cast of, or v: who reads one element by element reads the other so.
+ir::Value before_widening(const ir::Graph& graph, ir::Value v);
+/// Whether v, or its widening cast, is an operand of the node.
+bool reads(const ir::Graph& graph, int id, ir::Value v);
 
-/// The shape that the node's loop runs over: its own when elementwise, its operand's when a reduction.
+/// The shape that the node's loop runs over: its operand's when a reduction, else its (first) result's.
 const ir::Shape& iteration_shape(const ir::Graph& graph, const ir::Node& node);
 
 }  // namespace difuse::passes

@@ -18,10 +18,11 @@ Units::Units(const ir::Graph& graph, const Partition& partition, const std::vect
     const int p = partition.unit_of(id);
     const Node& node = graph.node(id);
     if (!partition.live(id)) continue;
-    if (!may_fuse[static_cast<size_t>(p)] || !(is_pointwise(node) || is_reduction(node))) {
-      add_unit({false, {}, {id}, {}});
+    if (!may_fuse[static_cast<size_t>(p)]) {
+      add_unit({false, false, {}, {id}, {}});
     } else if (partition.members(p).front() == id) {
-      add_unit({true, iteration_shape(graph, node), partition.members(p), {}});
+      const bool whole = std::ranges::any_of(partition.members(p), [&](int m) { return is_whole(graph.node(m)); });
+      add_unit({true, whole, iteration_shape(graph, node), partition.members(p), {}});
     }
   }
   order_units();
@@ -44,7 +45,10 @@ void Units::order_units() {
         s = 1;
         for (int node : unit(u).owned) {
           for (Value v : graph_.node(node).operands) {
-            if (state[static_cast<size_t>(owner(v.node))] == 0) stack.push_back(owner(v.node));
+            // The body's own copy of a widening cast reads what it widens, which the unit may make itself.
+            const bool copied = unit(u).fusible && is_copied(graph_, graph_.node(node), v);
+            const int made_by = owner((copied ? before_widening(graph_, v) : v).node);
+            if (state[static_cast<size_t>(made_by)] == 0) stack.push_back(made_by);
           }
         }
         continue;
@@ -60,7 +64,8 @@ std::vector<int> Units::closure(int u, const std::vector<int>& roots) const {
   std::set<int> found(roots.begin(), roots.end());
   // Largest first: operands have smaller numbers, so each node is expanded once.
   for (auto it = found.rbegin(); it != found.rend(); ++it) {
-    for (Value v : graph_.node(*it).operands) {
+    for (Value operand : graph_.node(*it).operands) {
+      const Value v = before_widening(graph_, operand);
       if (unit(u).holds(v.node)) found.insert(v.node);
     }
   }
@@ -70,17 +75,17 @@ std::vector<int> Units::closure(int u, const std::vector<int>& roots) const {
 std::vector<Value> Units::externals(const std::vector<int>& nodes) const {
   std::vector<Value> result;
   std::set<Value> seen;
-  auto read = [&](auto& self, Value v) -> void {
-    if (std::ranges::binary_search(nodes, v.node)) return;
-    const Node& node = graph_.node(v);
-    if (is_free(node)) {
-      for (Value inner : node.operands) self(self, inner);
-    } else if (seen.insert(v).second) {
+  auto read = [&](auto& self, const Node& reader, Value v) -> void {
+    if (std::ranges::binary_search(nodes, v.node) || seen.contains(v)) return;
+    if (is_copied(graph_, reader, v)) {
+      for (Value inner : graph_.node(v).operands) self(self, graph_.node(v), inner);
+    } else {
+      seen.insert(v);
       result.push_back(v);
     }
   };
   for (int id : nodes) {
-    for (Value v : graph_.node(id).operands) read(read, v);
+    for (Value v : graph_.node(id).operands) read(read, graph_.node(id), v);
   }
   return result;
 }
@@ -115,17 +120,17 @@ void Units::find_needed() {
     }
     std::set<Value> direct;
     for (int node : body) {
-      for (Value v : graph_.node(node).operands) direct.insert(v);
+      for (Value v : graph_.node(node).operands) direct.insert(before_widening(graph_, v));
     }
-    std::set<Value> indirect;  // read by a free node of the body
+    std::set<Value> indirect;  // read by a broadcast of the body
     for (Value v : direct) {
-      if (is_free(graph_.node(v))) {
-        for (Value inner : graph_.node(v).operands) indirect.insert(inner);
+      if (is_free(graph_, graph_.node(v))) {
+        for (Value inner : graph_.node(v).operands) indirect.insert(before_widening(graph_, inner));
       }
     }
     for (Value v : externals(body)) {
       Readers& r = readers_[v];
-      if (direct.contains(v) && !indirect.contains(v)) {
+      if (!u.whole && direct.contains(v) && !indirect.contains(v)) {
         r.fusible.push_back(*it);
       } else {
         r.others = true;

@@ -12,7 +12,8 @@
 namespace difuse::passes {
 
 struct Unit {
-  bool fusible = false;      ///< Elementwise ops and reductions, over `shape`.
+  bool fusible = false;      ///< Elementwise ops and reductions, over `shape`, and perhaps a whole hero.
+  bool whole = false;        ///< Has a hero that computes its result as a whole: nothing is computed again in it.
   ir::Shape shape;           ///< The iteration shape.
   std::vector<int> owned;    ///< Node ids, increasing.
   std::set<int> recomputed;  ///< Nodes of other units that the body computes again.

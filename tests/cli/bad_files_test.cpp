@@ -11,6 +11,8 @@
 namespace difuse::test {
 namespace {
 
+using namespace std::string_literals;
+
 namespace fs = std::filesystem;
 
 class BadData : public testing::Test {
@@ -99,9 +101,7 @@ INSTANTIATE_TEST_SUITE_P(
                       "LFS"},
         BadCheckpoint{"WebPage", [](const std::string&) { return std::string("<!DOCTYPE html><html></html>"); },
                       "HTML"},
-        BadCheckpoint{"Pickle",
-                      [](const std::string&) { return std::string("\x80\x02}q\x00(X\x05\x00\x00\x00model", 18); },
-                      "pickle"},
+        BadCheckpoint{"Pickle", [](const std::string&) { return "\x80\x02}q\x00(X\x05\x00\x00\x00model"s; }, "pickle"},
         BadCheckpoint{"ForeignSafetensors",
                       [](const std::string&) {
                         const std::string header = R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";

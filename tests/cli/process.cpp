@@ -51,6 +51,7 @@ Process::Process(const Words& arguments, const Words& environment, const fs::pat
   id_ = ::fork();
   if (id_ < 0) throw std::runtime_error("fork failed");
   if (id_ == 0) {
+    ::setenv("CUDA_VISIBLE_DEVICES", "", 1);
     for (const std::string& entry : environment) ::putenv(const_cast<char*>(entry.c_str()));
     redirect(out_, STDOUT_FILENO);
     redirect(err_, STDERR_FILENO);

@@ -24,7 +24,8 @@ using Words = std::vector<std::string>;
 /// A running `difuse`, its output going to files. Killed when destroyed while it still runs.
 class Process {
  public:
-  /// `environment` adds to this process's own: "NAME=value". `folder` is where it runs, empty for here.
+  /// `environment` adds to this process's own: "NAME=value". `folder` is where it runs, empty for here. GPUs are hidden
+  /// unless the environment has a CUDA_VISIBLE_DEVICES.
   explicit Process(const Words& arguments, const Words& environment = {}, const std::filesystem::path& folder = {});
   ~Process();
   Process(const Process&) = delete;

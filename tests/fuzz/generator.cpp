@@ -263,7 +263,7 @@ class Generator {
     const Shape s = b_.shape(x);
     const auto axis = static_cast<int64_t>(below(4));
     const int64_t extent = s[static_cast<size_t>(axis)];
-    switch (below(8)) {
+    switch (below(9)) {
       case 0:
         keep(b_.concat({x, leaf(b_.type(x)), x}, 3));
         break;
@@ -284,6 +284,9 @@ class Generator {
         break;
       case 6:
         keep(b_.reshape(x, {s[0], s[1] * s[2] * s[3]}));
+        break;
+      case 7:
+        keep(b_.reverse(x, axis));
         break;
       default: {
         const Value index = b_.random_int(seed(), indices(), step(), 3, {}, s[0]);

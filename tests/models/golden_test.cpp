@@ -12,11 +12,12 @@
 #include "ir/reference.h"
 #include "runtime/compile.h"
 #include "tests/models/golden_file.h"
+#include "tests/support/backend/gpu.h"
 
 namespace difuse::models {
 namespace {
 
-constexpr double kReferenceTolerance = 1e-9, kCpuTolerance = 1e-5;
+constexpr double kReferenceTolerance = 1e-9, kF32Tolerance = 1e-5;
 constexpr int kThreads = 2;
 
 /// Runs a graph by the fp64 reference.
@@ -59,12 +60,14 @@ std::vector<std::byte> to_bytes(const ir::Tensor& tensor) {
   }
 }
 
-/// Runs a graph by the CPU backend; outputs are f32.
-class Cpu {
+/// Runs a graph by a backend in f32; outputs are f32.
+class Compiled {
  public:
-  Cpu(const ir::Graph& graph, const ir::TensorMap& states, bool fuse = true) {
+  Compiled(const ir::Graph& graph, const ir::TensorMap& states, const runtime::Target& target, bool fuse = true) {
     for (const auto& [name, value] : graph.outputs()) sizes_[name] = graph.type(value).elements();
-    executor_ = runtime::compile(graph, ir::Options{}, kThreads, {.fuse = fuse});
+    runtime::CompileSettings settings;
+    settings.fuse = fuse;
+    executor_ = runtime::compile(graph, ir::Options{}, target, settings);
     for (const auto& [name, tensor] : states) executor_->write_state(name, to_bytes(tensor));
   }
 
@@ -117,15 +120,17 @@ TEST_P(TorchOracle, ReferenceRunsTheModel) {
   expect_model(reference, graph, golden, kReferenceTolerance);
 }
 
-TEST_P(TorchOracle, CpuRunsTheModel) {
-  const GoldenFile golden(GetParam());
+void expect_target_runs_the_model(const std::string& name, const runtime::Target& target) {
+  const GoldenFile golden(name);
   const ir::Graph graph = golden_model_graph(golden);
   for (bool fuse : {true, false}) {
     SCOPED_TRACE(fuse ? "fused" : "unfused");
-    Cpu cpu(graph, golden_model_leaves(graph, ir::Op::state, golden), fuse);
-    expect_model(cpu, graph, golden, kCpuTolerance);
+    Compiled machine(graph, golden_model_leaves(graph, ir::Op::state, golden), target, fuse);
+    expect_model(machine, graph, golden, kF32Tolerance);
   }
 }
+
+TEST_P(TorchOracle, CpuRunsTheModel) { expect_target_runs_the_model(GetParam(), kThreads); }
 
 TEST_P(TorchOracle, ReferenceTrains) {
   const GoldenFile golden(GetParam());
@@ -142,14 +147,30 @@ TEST_P(TorchOracle, ReferenceTrains) {
 
 // Parameters are not compared here: Adam divides a gradient by its own size, so one that is zero but for rounding (a
 // key's bias, to which softmax is blind) moves its parameter as far as any other. The losses do not see it.
-TEST_P(TorchOracle, CpuTrains) {
-  const GoldenFile golden(GetParam());
+void expect_target_trains(const std::string& name, const runtime::Target& target) {
+  const GoldenFile golden(name);
   const ir::Graph graph = build_training_step(golden.unet(), golden.diffusion(), golden.training());
-  Cpu cpu(graph, golden_start_states(graph, golden));
-  expect_curve(cpu, graph, golden, kCpuTolerance);
+  Compiled machine(graph, golden_start_states(graph, golden), target);
+  expect_curve(machine, graph, golden, kF32Tolerance);
+}
+
+TEST_P(TorchOracle, CpuTrains) { expect_target_trains(GetParam(), kThreads); }
+
+class GpuTorchOracle : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(GpuTorchOracle, RunsTheModel) {
+  DIFUSE_NEED_GPU(gpu);
+  expect_target_runs_the_model(GetParam(), gpu);
+}
+
+TEST_P(GpuTorchOracle, Trains) {
+  DIFUSE_NEED_GPU(gpu);
+  expect_target_trains(GetParam(), gpu);
 }
 
 INSTANTIATE_TEST_SUITE_P(Files, TorchOracle, ::testing::ValuesIn(golden_names()),
+                         [](const auto& golden) { return golden.param; });
+INSTANTIATE_TEST_SUITE_P(Files, GpuTorchOracle, ::testing::ValuesIn(golden_names()),
                          [](const auto& golden) { return golden.param; });
 
 }  // namespace

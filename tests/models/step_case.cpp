@@ -68,11 +68,13 @@ ir::TensorMap images_of(const ir::TensorMap& inputs, int64_t first, int64_t coun
   return part;
 }
 
-void expect_cpu_agrees(const StepCase& step, double tolerance) {
+void expect_cpu_agrees(const StepCase& step, double tolerance) { expect_agrees(step, 2, tolerance); }
+
+void expect_agrees(const StepCase& step, const runtime::Target& target, double tolerance) {
   const auto want = ir::run_reference(step.graph, step.inputs, step.states);
   for (bool fuse : {true, false}) {
     SCOPED_TRACE(fuse ? "fused" : "unfused");
-    const auto executor = runtime::compile(step.graph, {}, 2, {.fuse = fuse});
+    const auto executor = runtime::compile(step.graph, {}, target, {.fuse = fuse});
     const CpuRun got = testing::run(*executor, step.inputs, step.states);
     for (const char* scalar : {"loss", "grad_norm", "nonfinite", "lr"}) {
       const ir::Tensor& w = want.outputs.at(scalar);

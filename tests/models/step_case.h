@@ -4,6 +4,7 @@
 #include "ir/reference.h"
 #include "models/parameters.h"
 #include "models/training_step.h"
+#include "runtime/target.h"
 #include "tests/support/backend/cpu_run.h"
 
 namespace difuse::models {
@@ -21,8 +22,10 @@ StepCase mid_training_step(const UNetConfig& unet, const DiffusionConfig& diffus
 /// Images [first, first + count) of a batch's inputs.
 ir::TensorMap images_of(const ir::TensorMap& inputs, int64_t first, int64_t count);
 
-/// Expects one step on the CPU backend, fused and unfused, within `tolerance` of the reference: scalars, gradient,
-/// parameters, moments, average.
+/// Expects one step in f32, fused and unfused, within `tolerance` of the reference: scalars, gradient, parameters,
+/// moments, average.
+void expect_agrees(const StepCase& step, const runtime::Target& target, double tolerance);
+/// The same on the CPU backend.
 void expect_cpu_agrees(const StepCase& step, double tolerance);
 
 }  // namespace difuse::models

@@ -113,6 +113,29 @@ TEST_F(TrainingStep, GradientLeavesTheGapsZero) {
   }
 }
 
+TEST_F(TrainingStep, FlippedImagesAreMirrored) {
+  const ir::Graph g = build_training_step(preset_.unet, preset_.diffusion, preset_.training, /*flip=*/true);
+  ir::verify(g);
+  // Mirroring the first image by hand and leaving it alone is the same step.
+  ir::TensorMap flipped = inputs(), by_hand = inputs();
+  flipped["flip"] = by_hand["flip"] = ir::Tensor({ir::DType::u8, {kBatch}});
+  flipped["flip"].data[0] = 1;
+  ir::Tensor& pixels = by_hand.at("pixels");
+  const ir::Shape& shape = pixels.type.shape;
+  for (int64_t row = 0; row < shape[1]; ++row) {
+    for (int64_t left = 0, right = shape[2] - 1; left < right; ++left, --right) {
+      for (int64_t c = 0; c < shape[3]; ++c) {
+        std::swap(pixels.data[static_cast<size_t>((row * shape[2] + left) * shape[3] + c)],
+                  pixels.data[static_cast<size_t>((row * shape[2] + right) * shape[3] + c)]);
+      }
+    }
+  }
+  const auto loss = [&](const ir::TensorMap& in) { return run_reference(g, in, states()).outputs.at("loss").data[0]; };
+  EXPECT_EQ(loss(flipped), loss(by_hand));
+  flipped["flip"].data[0] = 0;
+  EXPECT_NE(loss(flipped), loss(by_hand));
+}
+
 TEST_F(TrainingStep, LossFallsAndStepsCount) {
   preset_.training.optimizer.learning_rate = 3e-3;
   const ir::Graph g = graph();

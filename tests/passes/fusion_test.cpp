@@ -1,6 +1,7 @@
 // The grower: text in, text out; what must not fuse; how many kernels are left.
 #include <gtest/gtest.h>
 
+#include "ir/op.h"
 #include "ir/text.h"
 #include "ir/verify.h"
 #include "passes/canonicalize.h"
@@ -106,13 +107,14 @@ TEST(FusionGolden, AdamIsTwoPassesOverTheVector) {
 
 TEST(Fusion, ForwardSavesNothingThatTheBackwardCanRecompute) {
   const ir::Graph fused = fuse(canonical(tests::norm_block(2, 8, 8, 8, 2))).graph;
-  // Of the full-size tensors that fusions make, the only ones are the second conv's operand and the two gradients.
+  // The full-size tensors are what the convolutions make (the image behind its bias, the answer and its gradient, the
+  // gradient of the second's operand), that operand itself, and the first's gradient.
   int full_size = 0;
   for (int id = 0; id < fused.size(); ++id) {
-    if (fused.node(id).op != ir::Op::fusion) continue;
+    if (ir::has_trait(fused.node(id), ir::kLeaf)) continue;
     for (const ir::Type& t : fused.node(id).types) full_size += t.shape == ir::Shape{2, 8, 8, 8};
   }
-  EXPECT_EQ(full_size, 3);
+  EXPECT_EQ(full_size, 6);
 }
 
 TEST(Fusion, PathThatLeavesAndComesBackIsRefusedAndExplained) {
@@ -159,6 +161,138 @@ TEST(Fusion, LoneOpsStayPlainNodes) {
     %0 = input {name = "x", dtype = f32, shape = [4, 8]} : f32[4, 8]
     %1 = reduce_sum %0 {axes = [1]} : f32[4]
     output "y" = %1)");
+}
+
+TEST(FusionGolden, ConvolutionTakesBiasEmbeddingResidualAndCast) {
+  const ir::Graph graph = parse_body(R"(
+    %0 = input {name = "x", dtype = bf16, shape = [2, 4, 4, 8]} : bf16[2, 4, 4, 8]
+    %1 = input {name = "w", dtype = bf16, shape = [6, 3, 3, 8]} : bf16[6, 3, 3, 8]
+    %2 = input {name = "bias", dtype = f32, shape = [6]} : f32[6]
+    %3 = input {name = "emb", dtype = f32, shape = [2, 6]} : f32[2, 6]
+    %4 = input {name = "skip", dtype = bf16, shape = [2, 4, 4, 6]} : bf16[2, 4, 4, 6]
+    %5 = conv_fprop %0, %1 {stride = 1, pad = 1} : f32[2, 4, 4, 6]
+    %6 = broadcast %2 {shape = [2, 4, 4, 6], dims = [3]} : f32[2, 4, 4, 6]
+    %7 = add %5, %6 : f32[2, 4, 4, 6]
+    %8 = broadcast %3 {shape = [2, 4, 4, 6], dims = [0, 3]} : f32[2, 4, 4, 6]
+    %9 = add %7, %8 : f32[2, 4, 4, 6]
+    %10 = cast %4 {dtype = f32} : f32[2, 4, 4, 6]
+    %11 = add %10, %9 : f32[2, 4, 4, 6]
+    %12 = cast %11 {dtype = bf16} : bf16[2, 4, 4, 6]
+    %13 = cast %12 {dtype = f32} : f32[2, 4, 4, 6]
+    %14 = channel_moments %13 : f32[2, 1, 6], f32[2, 1, 6]
+    %15 = silu %13 : f32[2, 4, 4, 6]
+    %16 = avg_pool %15 : f32[2, 2, 2, 6]
+    output "mean" = %14.0
+    output "m2" = %14.1
+    output "half" = %16)");
+  // The convolution; the moments, which read what it stored, with the silu beside them; the average.
+  EXPECT_EQ(tests::kernel_count(expect_fused(graph, "conv_epilogue")), 3);
+}
+
+TEST(FusionGolden, MomentsOfAConvolutionStayAKernelOfTheirOwn) {
+  const ir::Graph graph = parse_body(R"(
+    %0 = input {name = "x", dtype = f32, shape = [2, 4, 4, 8]} : f32[2, 4, 4, 8]
+    %1 = input {name = "w", dtype = f32, shape = [6, 3, 3, 8]} : f32[6, 3, 3, 8]
+    %2 = input {name = "bias", dtype = f32, shape = [6]} : f32[6]
+    %3 = conv_fprop %0, %1 {stride = 1, pad = 1} : f32[2, 4, 4, 6]
+    %4 = broadcast %2 {shape = [2, 4, 4, 6], dims = [3]} : f32[2, 4, 4, 6]
+    %5 = add %3, %4 : f32[2, 4, 4, 6]
+    %6 = channel_moments %5 : f32[2, 1, 6], f32[2, 1, 6]
+    %7 = mul %5, %5 : f32[2, 4, 4, 6]
+    %8 = reduce_sum %7 {axes = [1, 2]} : f32[2, 6]
+    output "mean" = %6.0
+    output "squares" = %8)");
+  EXPECT_EQ(tests::kernel_count(expect_fused(graph, "conv_moments")), 2);
+}
+
+TEST(FusionGolden, OfTwoConvolutionsThatAreAddedTheLaterTakesTheSum) {
+  const ir::Graph graph = parse_body(R"(
+    %0 = input {name = "x", dtype = f32, shape = [2, 4, 4, 8]} : f32[2, 4, 4, 8]
+    %1 = input {name = "w0", dtype = f32, shape = [6, 3, 3, 8]} : f32[6, 3, 3, 8]
+    %2 = input {name = "w1", dtype = f32, shape = [6, 1, 1, 8]} : f32[6, 1, 1, 8]
+    %3 = input {name = "bias", dtype = f32, shape = [6]} : f32[6]
+    %4 = conv_fprop %0, %1 {stride = 1, pad = 1} : f32[2, 4, 4, 6]
+    %5 = broadcast %3 {shape = [2, 4, 4, 6], dims = [3]} : f32[2, 4, 4, 6]
+    %6 = add %4, %5 : f32[2, 4, 4, 6]
+    %7 = conv_fprop %0, %2 {stride = 1, pad = 0} : f32[2, 4, 4, 6]
+    %8 = add %7, %6 : f32[2, 4, 4, 6]
+    %9 = silu %8 : f32[2, 4, 4, 6]
+    output "y" = %9)");
+  EXPECT_EQ(tests::kernel_count(expect_fused(graph, "two_convs_added")), 2);
+}
+
+TEST(FusionGolden, MatmulMakesSeveralResults) {
+  const ir::Graph graph = parse_body(R"(
+    %0 = input {name = "x", dtype = f32, shape = [4, 8]} : f32[4, 8]
+    %1 = input {name = "w0", dtype = f32, shape = [8, 16]} : f32[8, 16]
+    %2 = input {name = "w1", dtype = f32, shape = [16, 3]} : f32[16, 3]
+    %3 = input {name = "bias", dtype = f32, shape = [16]} : f32[16]
+    %4 = matmul %0, %1 {transpose_a = false, transpose_b = false} : f32[4, 16]
+    %5 = broadcast %3 {shape = [4, 16], dims = [1]} : f32[4, 16]
+    %6 = add %4, %5 : f32[4, 16]
+    %7 = silu %6 : f32[4, 16]
+    %8 = round_tf32 %7 : f32[4, 16]
+    %9 = matmul %8, %2 {transpose_a = false, transpose_b = false} : f32[4, 3]
+    output "before" = %6
+    output "y" = %9)");
+  EXPECT_EQ(tests::kernel_count(expect_fused(graph, "matmul_results")), 2);
+}
+
+TEST(FusionGolden, AttentionAndAveragesCastWhatTheyMake) {
+  const ir::Graph graph = parse_body(R"(
+    %0 = input {name = "qkv", dtype = bf16, shape = [2, 16, 24]} : bf16[2, 16, 24]
+    %1 = attention %0 {heads = 2, order = heads_first} : f32[2, 16, 8], f32[2, 2, 16]
+    %2 = cast %1.0 {dtype = bf16} : bf16[2, 16, 8]
+    %3 = reshape %2 {shape = [2, 4, 4, 8]} : bf16[2, 4, 4, 8]
+    %4 = cast %3 {dtype = f32} : f32[2, 4, 4, 8]
+    %5 = avg_pool %4 : f32[2, 2, 2, 8]
+    %6 = constant {value = 4, dtype = f32, shape = [2, 2, 2, 8]} : f32[2, 2, 2, 8]
+    %7 = mul %5, %6 : f32[2, 2, 2, 8]
+    %8 = cast %7 {dtype = bf16} : bf16[2, 2, 2, 8]
+    output "y" = %8
+    output "lse" = %1.1)");
+  EXPECT_EQ(tests::kernel_count(expect_fused(graph, "attention_and_average")), 2);
+}
+
+TEST(Fusion, WhatAnEpilogueWouldHaveToComputeFirstStaysOutside) {
+  // The slope of silu has no other reader: in the convolution's kernel it would be computed for each tile.
+  FusionReport report;
+  const ir::Graph graph = parse_body(R"(
+    %0 = input {name = "x", dtype = f32, shape = [2, 4, 4, 8]} : f32[2, 4, 4, 8]
+    %1 = input {name = "w", dtype = f32, shape = [6, 3, 3, 8]} : f32[6, 3, 3, 8]
+    %2 = input {name = "z", dtype = f32, shape = [2, 4, 4, 6]} : f32[2, 4, 4, 6]
+    %3 = conv_fprop %0, %1 {stride = 1, pad = 1} : f32[2, 4, 4, 6]
+    %4 = sigmoid %2 : f32[2, 4, 4, 6]
+    %5 = mul %3, %4 : f32[2, 4, 4, 6]
+    output "y" = %5)");
+  const ir::Graph fused = fuse(graph, &report).graph;
+  EXPECT_EQ(tests::kernel_count(fused), 2);
+  ASSERT_FALSE(report.lines.empty());
+  EXPECT_EQ(report.lines[0],
+            "refused %5 mul in the epilogue of %3 conv_fprop: nobody else stores its operand %4 sigmoid");
+}
+
+TEST(Fusion, AResultMoreIsNotWorthAnEpilogue) {
+  // The sum reads what the convolution stores for its other reader.
+  expect_unchanged(R"(
+    %0 = input {name = "x", dtype = f32, shape = [2, 4, 4, 8]} : f32[2, 4, 4, 8]
+    %1 = input {name = "w", dtype = f32, shape = [6, 3, 3, 8]} : f32[6, 3, 3, 8]
+    %2 = input {name = "z", dtype = f32, shape = [2, 4, 4, 6]} : f32[2, 4, 4, 6]
+    %3 = conv_fprop %0, %1 {stride = 1, pad = 1} : f32[2, 4, 4, 6]
+    %4 = upsample_nearest %3 : f32[2, 8, 8, 6]
+    %5 = add %3, %2 : f32[2, 4, 4, 6]
+    output "up" = %4
+    output "y" = %5)");
+}
+
+TEST(Fusion, WithoutEpiloguesContractionsAndAveragesStayPlain) {
+  const ir::DeviceSpec device;
+  Fuel fuel;
+  PassContext context{device, fuel};
+  const ir::Graph graph = canonical(tests::norm_block(2, 8, 8, 8, 2));
+  const ir::Graph fused = fuse_clusters(graph, context, nullptr, /*epilogues=*/false).graph;
+  tests::expect_same_results(graph, fused);
+  EXPECT_EQ(ir::print(fused).find("hero = conv"), std::string::npos);
 }
 
 TEST(Fusion, MovementContractionsAndRandomDrawsStayOutside) {

@@ -215,6 +215,34 @@ TEST(MemoryPlan, FusionsAreInPlaceOnlyWhereTheyReadElementByElement) {
   EXPECT_NE(plan.at({4, 1}), plan.at({3, 0})) << "the small operand is read again for every row";
 }
 
+TEST(MemoryPlan, AnEpilogueIsInPlaceOfWhatTheContractionDoesNotRead) {
+  const Graph graph = ir::parse(R"(graph g {
+    %0 = input {name = "a", dtype = f32, shape = [2, 4, 4, 8]} : f32[2, 4, 4, 8]
+    %1 = input {name = "w", dtype = f32, shape = [8, 3, 3, 8]} : f32[8, 3, 3, 8]
+    %2 = neg %0 : f32[2, 4, 4, 8]
+    %3 = exp %0 : f32[2, 4, 4, 8]
+    %4 = fusion %2, %1, %3 {hero = conv, body = graph body {
+      %0 = input {name = "0", dtype = f32, shape = [2, 4, 4, 8]} : f32[2, 4, 4, 8]
+      %1 = input {name = "1", dtype = f32, shape = [8, 3, 3, 8]} : f32[8, 3, 3, 8]
+      %2 = input {name = "2", dtype = f32, shape = [2, 4, 4, 8]} : f32[2, 4, 4, 8]
+      %3 = conv_fprop %0, %1 {stride = 1, pad = 1} : f32[2, 4, 4, 8]
+      %4 = add %3, %2 : f32[2, 4, 4, 8]
+      output "0" = %4
+    }} : f32[2, 4, 4, 8]
+    %5 = fusion %4, %1 {hero = conv, body = graph body {
+      %0 = input {name = "0", dtype = f32, shape = [2, 4, 4, 8]} : f32[2, 4, 4, 8]
+      %1 = input {name = "1", dtype = f32, shape = [8, 3, 3, 8]} : f32[8, 3, 3, 8]
+      %2 = conv_fprop %0, %1 {stride = 1, pad = 1} : f32[2, 4, 4, 8]
+      %3 = add %2, %0 : f32[2, 4, 4, 8]
+      output "0" = %3
+    }} : f32[2, 4, 4, 8]
+    output "y" = %5
+  })");
+  const MemoryPlan plan = check(graph);
+  EXPECT_EQ(plan.at({4, 0}), plan.at({3, 0})) << "the epilogue's own operand";
+  EXPECT_NE(plan.at({5, 0}).offset, plan.at({4, 0}).offset) << "the convolution reads it too";
+}
+
 TEST(MemoryPlan, AFusionWithMomentsReadsTwiceAndIsNotInPlace) {
   const Graph graph = parse_body(R"(
     %0 = input {name = "x", dtype = f32, shape = [1, 8, 8, 2]} : f32[1, 8, 8, 2]

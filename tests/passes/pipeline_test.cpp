@@ -44,6 +44,22 @@ TEST(Pipeline, IsIdempotent) {
   EXPECT_EQ(ir::print(run_pipeline(once, {}, {})), ir::print(once));
 }
 
+TEST(Pipeline, RoundsBeforeItFuses) {
+  std::vector<std::string> names;
+  for (const Pass& pass : default_passes({.precision = Precision::bf16}, nullptr)) names.push_back(pass.name);
+  EXPECT_EQ(names, (std::vector<std::string>{"canonicalize", "precision", "fuse", "dead_code"}));
+  const ir::Graph graph = tests::norm_block(2, 8, 8, 8, 2);
+  for (const Precision precision : {Precision::tf32, Precision::bf16}) {
+    const ir::Graph fused = run_pipeline(graph, {}, {.precision = precision});
+    EXPECT_EQ(ir::print(run_pipeline(fused, {}, {.precision = precision})), ir::print(fused));
+    for (const bool epilogues : {true, false}) {
+      const PipelineOptions options{.precision = precision, .contraction_epilogues = epilogues};
+      tests::expect_same_results(run_pipeline(graph, {}, {.fuse = false, .precision = precision}),
+                                 run_pipeline(graph, {}, options));
+    }
+  }
+}
+
 TEST(Pipeline, WithoutFusionNothingIsFused) {
   const ir::Graph graph = run_pipeline(small(), {}, {.fuse = false});
   EXPECT_EQ(tests::kernel_count(graph), 2);
@@ -66,7 +82,7 @@ TEST(Pipeline, AnUnknownNameIsAnErrorThatListsTheNames) {
     FAIL() << "no error";
   } catch (const Error& e) {
     EXPECT_NE(std::string(e.what()).find("\"fuze\""), std::string::npos);
-    EXPECT_EQ(e.remedy(), "the passes are canonicalize, fuse, dead_code");
+    EXPECT_EQ(e.remedy(), "the passes are canonicalize, precision, fuse, dead_code");
     EXPECT_EQ(e.exit_code(), ExitCode::wrong_usage);
   }
 }

@@ -1,5 +1,3 @@
-#include "runtime/cuda_driver.h"
-
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -7,6 +5,7 @@
 
 #include "codegen/jit/nvrtc.h"
 #include "ir/error.h"
+#include "runtime/cuda/driver.h"
 #include "tests/support/temp_folder.h"
 
 namespace difuse::runtime {

@@ -1,8 +1,8 @@
 // Our own declarations against the CUDA toolkit's header, where the build found one: a wrong size or value here would
 // otherwise show only as a crash on a GPU.
-#include "runtime/cuda_types.h"
-
 #include <gtest/gtest.h>
+
+#include "runtime/cuda/types.h"
 
 #if DIFUSE_HAVE_CUDA_H
 
@@ -99,6 +99,7 @@ TEST(CudaTypes, ValuesAreTheHeaders) {
 
   DIFUSE_EXPECT_SAME(kStreamNonBlocking, CU_STREAM_NON_BLOCKING);
   DIFUSE_EXPECT_SAME(kEventDisableTiming, CU_EVENT_DISABLE_TIMING);
+  DIFUSE_EXPECT_SAME(kEventRecordExternal, CU_EVENT_RECORD_EXTERNAL);
   DIFUSE_EXPECT_SAME(kMemHostAllocPortable, CU_MEMHOSTALLOC_PORTABLE);
   DIFUSE_EXPECT_SAME(kMemHostAllocWriteCombined, CU_MEMHOSTALLOC_WRITECOMBINED);
   DIFUSE_EXPECT_SAME(CaptureMode::global, CU_STREAM_CAPTURE_MODE_GLOBAL);

@@ -128,6 +128,9 @@ void shape_rows(Rows& rows) {
     rows.row(Op::slice, fmt::format("axis{}", axis), [&](Builder& b) {
       return std::vector{b.slice(b.input("x", f32({3, 4, 5, 6})), axis, 1, 3)};
     });
+    rows.row(Op::reverse, fmt::format("axis{}", axis), [&](Builder& b) {
+      return std::vector{b.reverse(b.input("x", f32({3, 4, 5, 6})), axis)};
+    });
     rows.row(Op::pad, fmt::format("axis{}", axis), [&](Builder& b) {
       return std::vector{b.pad(b.input("x", f32({2, 3, 4, 5})), axis, 1, 2)};
     });

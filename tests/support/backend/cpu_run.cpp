@@ -8,6 +8,7 @@
 #include "codegen/cpu/lower_cpu.h"
 #include "codegen/cpu/plain.h"
 #include "passes/memory_plan.h"
+#include "runtime/cpu_executor.h"
 
 namespace difuse::testing {
 namespace {
@@ -117,7 +118,7 @@ std::unique_ptr<runtime::Executor> lower(const ir::Graph& graph, passes::MemoryP
   } else {
     room = codegen::make_contractions();
   }
-  return std::make_unique<runtime::Executor>(codegen::lower_cpu(graph, std::move(memory), *room), settings.threads);
+  return std::make_unique<runtime::CpuExecutor>(codegen::lower_cpu(graph, std::move(memory), *room), settings.threads);
 }
 
 CpuRun run(runtime::Executor& executor, const ir::TensorMap& inputs, const ir::TensorMap& states, int steps) {

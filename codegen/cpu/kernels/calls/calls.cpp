@@ -21,6 +21,8 @@ NodeCalls make_calls(const CallContext& context) {
       return gather_calls(context);
     case ir::Op::scatter_add:
       return scatter_add_calls(context);
+    case ir::Op::reverse:
+      return reverse_calls(context);
     case ir::Op::upsample_nearest:
       return upsample_calls(context);
     case ir::Op::avg_pool:

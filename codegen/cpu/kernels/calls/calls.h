@@ -67,6 +67,7 @@ NodeCalls make_calls(const CallContext& context);
 NodeCalls transpose_calls(const CallContext& context);
 NodeCalls concat_calls(const CallContext& context);
 NodeCalls slice_calls(const CallContext& context);
+NodeCalls reverse_calls(const CallContext& context);
 NodeCalls pad_calls(const CallContext& context);
 NodeCalls gather_calls(const CallContext& context);
 NodeCalls scatter_add_calls(const CallContext& context);

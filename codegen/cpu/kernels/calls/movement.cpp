@@ -1,4 +1,5 @@
-// Ops that move elements: transpose, concat, slice, pad, gather, scatter_add, upsample, avg_pool, pack, repack.
+// Ops that move elements: transpose, concat, slice, reverse, pad, gather, scatter_add, upsample, avg_pool, pack,
+// repack.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -104,6 +105,23 @@ NodeCalls slice_calls(const CallContext& context) {
   call.run = [from, begin = attrs.begin, run = (attrs.end - attrs.begin) * from.inner](const CallArguments& a) {
     for (int64_t o = 0; o < from.outer; ++o) {
       copy_bytes(a.out[0] + o * run, a.in[0] + o * from.run() + begin * from.inner, run);
+    }
+  };
+  return {{std::move(call)}, {}, {}, 0};
+}
+
+NodeCalls reverse_calls(const CallContext& context) {
+  const int64_t axis = context.node.as<ir::ReverseAttrs>().axis;
+  const bool by_image = axis > 0;
+  const Rows rows(context.operands[0], axis, by_image ? 1 : 0);
+  CallSpec call{{operand(0, by_image)}, {result(0, by_image)}};
+  call.images = by_image ? context.node.types[0].shape[0] : 1;
+  call.run = [rows](const CallArguments& a) {
+    for (int64_t o = 0; o < rows.outer; ++o) {
+      for (int64_t i = 0; i < rows.extent; ++i) {
+        copy_bytes(a.out[0] + o * rows.run() + i * rows.inner,
+                   a.in[0] + o * rows.run() + (rows.extent - 1 - i) * rows.inner, rows.inner);
+      }
     }
   };
   return {{std::move(call)}, {}, {}, 0};

@@ -54,6 +54,7 @@ enum class FunctionAttribute : int {
 
 inline constexpr unsigned kStreamNonBlocking = 1;
 inline constexpr unsigned kEventDisableTiming = 2;
+inline constexpr unsigned kEventRecordExternal = 1;
 inline constexpr unsigned kMemHostAllocPortable = 1;
 inline constexpr unsigned kMemHostAllocWriteCombined = 4;
 
@@ -155,6 +156,7 @@ enum class TensorMapFill : int { zeros = 0 };
   X(cuEventCreate, Result(Event*, unsigned flags))                                                                    \
   X(cuEventDestroy_v2, Result(Event))                                                                                 \
   X(cuEventRecord, Result(Event, Stream))                                                                             \
+  X(cuEventRecordWithFlags, Result(Event, Stream, unsigned flags))                                                    \
   X(cuEventQuery, Result(Event))                                                                                      \
   X(cuEventSynchronize, Result(Event))                                                                                \
   X(cuEventElapsedTime, Result(float* milliseconds, Event start, Event end))                                          \

@@ -8,7 +8,7 @@
 #include <type_traits>
 
 #include "ir/device_spec.h"
-#include "runtime/cuda_types.h"
+#include "runtime/cuda/types.h"
 
 namespace difuse::runtime {
 
@@ -19,6 +19,9 @@ class CudaDriver {
   /// The driver, initialised, with at least one device; null otherwise. `reason`, where given, then says in one
   /// sentence what was looked for and what still works.
   static std::unique_ptr<const CudaDriver> load(std::string* reason = nullptr, const char* library = kLibraryName);
+
+  /// Whether there is such a library, whatever it can do.
+  static bool is_installed(const char* library = kLibraryName);
 
   /// driver->cuMemAlloc_v2(...), and so on.
   const cuda::Functions* operator->() const { return &functions_; }

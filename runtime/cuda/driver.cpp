@@ -1,4 +1,4 @@
-#include "runtime/cuda_driver.h"
+#include "runtime/cuda/driver.h"
 
 #include <dlfcn.h>
 #include <fmt/format.h>
@@ -85,6 +85,10 @@ std::unique_ptr<const CudaDriver> CudaDriver::load(std::string* reason, const ch
   }
   if (reason != nullptr) *reason = fmt::format("{}; {}", why, kStillWorks);
   return nullptr;
+}
+
+bool CudaDriver::is_installed(const char* library) {
+  return dlopen(library, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE) != nullptr;
 }
 
 ir::DeviceSpec CudaDriver::device_spec(int ordinal) const {

@@ -1,0 +1,58 @@
+// codegen/cuda/ says how a fused graph becomes CUDA source and launches. What must not live here: compiling the source
+// (codegen/jit/), the driver, devices and memory (runtime/).
+//
+// This file: a graph lowered for a CUDA device, as plain data: what to compile and what to launch, in order. Everything
+// in it can be made and read without a GPU.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "codegen/jit/kernel.h"
+#include "ir/graph.h"
+#include "passes/memory_plan.h"
+
+namespace difuse::codegen::cuda {
+
+/// One argument of a launch; the kernel's parameter is 8 bytes wide: a pointer or a `long long`.
+struct Argument {
+  enum class Kind : uint8_t {
+    arena,      ///< A pointer: the arena's start plus `value` bytes.
+    workspace,  ///< A pointer: the workspace's start plus `value` bytes.
+    number,     ///< `value` itself.
+  };
+  Kind kind = Kind::number;
+  int64_t value = 0;
+
+  static Argument number(int64_t n) { return {Kind::number, n}; }
+  bool operator==(const Argument&) const = default;
+};
+
+struct Grid {
+  int64_t x = 1, y = 1, z = 1;
+  bool operator==(const Grid&) const = default;
+};
+
+/// One launch.
+struct KernelCall {
+  int source = -1;  ///< Index into CudaPlan::sources.
+  int node = -1;    ///< The graph node that it computes, or takes part in.
+  Grid grid;
+  int threads = 128;         ///< Of a block.
+  int64_t shared_bytes = 0;  ///< Dynamic shared memory of a block.
+  std::vector<Argument> arguments;
+  int64_t bytes = 0;  ///< Operands read once and results written once.
+  int64_t flops = 0;  ///< Multiply and add of its contraction; 0 for other kernels.
+};
+
+struct CudaPlan {
+  ir::Graph graph;
+  passes::MemoryPlan memory;
+  std::vector<CudaSource> sources;  ///< Each distinct kernel once.
+  std::vector<KernelCall> calls;    ///< In stream order.
+  int64_t workspace_bytes = 0;      ///< For whichever node runs; nothing lasts in it from one node to the next.
+};
+
+}  // namespace difuse::codegen::cuda

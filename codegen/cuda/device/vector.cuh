@@ -1,0 +1,93 @@
+// Storage types, and runs of `lanes` consecutive elements between memory and registers.
+#pragma once
+#include "codegen/cuda/device/ptx.cuh"
+
+/// Storage only; arithmetic is float.
+struct alignas(2) bf16 {
+  unsigned short bits;
+};
+struct alignas(2) f16 {
+  unsigned short bits;
+};
+using u8 = unsigned char;
+using u32 = unsigned;
+using i32 = int;
+using f32 = float;
+
+__device__ __forceinline__ float widen(float x) { return x; }
+__device__ __forceinline__ float widen(bf16 x) { return __uint_as_float(static_cast<unsigned>(x.bits) << 16); }
+__device__ __forceinline__ float widen(f16 x) { return unpack_f16(x.bits); }
+__device__ __forceinline__ int widen(int x) { return x; }
+__device__ __forceinline__ unsigned widen(unsigned x) { return x; }
+__device__ __forceinline__ unsigned widen(unsigned char x) { return x; }
+
+template <class T>
+struct Narrow {
+  template <class R>
+  __device__ __forceinline__ static T from(R x) {
+    return static_cast<T>(x);
+  }
+};
+template <>
+struct Narrow<bf16> {
+  __device__ __forceinline__ static bf16 from(float x) { return {static_cast<unsigned short>(pack_bf16(x, 0.0f))}; }
+};
+template <>
+struct Narrow<f16> {
+  __device__ __forceinline__ static f16 from(float x) { return {static_cast<unsigned short>(pack_f16(x, 0.0f))}; }
+};
+/// A register value as it is stored: to nearest, ties to even.
+template <class T, class R>
+__device__ __forceinline__ T narrow(R x) {
+  return Narrow<T>::from(x);
+}
+
+// Coordinates are never negative where they are divided, and unsigned division by a literal is the shorter one.
+template <int divisor>
+__device__ __forceinline__ int quotient(int x) {
+  return static_cast<int>(static_cast<unsigned>(x) / static_cast<unsigned>(divisor));
+}
+template <int divisor>
+__device__ __forceinline__ long long quotient(long long x) {
+  return static_cast<long long>(static_cast<unsigned long long>(x) / static_cast<unsigned long long>(divisor));
+}
+template <int divisor>
+__device__ __forceinline__ int remainder_of(int x) {
+  return static_cast<int>(static_cast<unsigned>(x) % static_cast<unsigned>(divisor));
+}
+template <int divisor>
+__device__ __forceinline__ long long remainder_of(long long x) {
+  return static_cast<long long>(static_cast<unsigned long long>(x) % static_cast<unsigned long long>(divisor));
+}
+
+/// A run of elements, aligned so that it moves in accesses of up to 16 bytes.
+template <class T, int lanes>
+struct alignas(sizeof(T) * lanes < 16 ? sizeof(T) * lanes : 16) Run {
+  T element[lanes];
+  __device__ __forceinline__ T& operator[](int l) { return element[l]; }
+  __device__ __forceinline__ const T& operator[](int l) const { return element[l]; }
+};
+
+/// `lanes` elements from an address that is a multiple of the run's alignment; where fewer than `lanes` are available,
+/// only those are read and the others are zero.
+template <int lanes, class T>
+__device__ __forceinline__ Run<T, lanes> load_run(const T* from, long long available = lanes) {
+  if (available >= lanes) return *reinterpret_cast<const Run<T, lanes>*>(from);
+  Run<T, lanes> run = {};
+#pragma unroll
+  for (int l = 0; l < lanes; ++l) {
+    if (l < available) run[l] = from[l];
+  }
+  return run;
+}
+template <int lanes, class T>
+__device__ __forceinline__ void store_run(T* to, const Run<T, lanes>& run, long long available = lanes) {
+  if (available >= lanes) {
+    *reinterpret_cast<Run<T, lanes>*>(to) = run;
+    return;
+  }
+#pragma unroll
+  for (int l = 0; l < lanes; ++l) {
+    if (l < available) to[l] = run[l];
+  }
+}

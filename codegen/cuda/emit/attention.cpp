@@ -1,0 +1,327 @@
+// Attention and its gradient, flash style on the tensor cores (device/attention.cuh): one kernel for the value; for the
+// gradient three: each row's sum of dout * out, then the gradient of keys and values, then that of queries.
+#include <fmt/format.h>
+
+#include <cmath>
+#include <numbers>
+#include <set>
+
+#include "codegen/cuda/emit/attention/tiles.h"
+#include "codegen/cuda/kernel_spec.h"
+#include "codegen/cuda/source/body_code.h"
+#include "codegen/cuda/source/device_source.h"
+#include "codegen/cuda/source/parameters.h"
+#include "ir/op.h"
+#include "ir/qkv.h"
+
+namespace difuse::codegen::cuda {
+namespace {
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+std::string text(int64_t n) { return std::to_string(n); }
+std::string literal(double x) { return fmt::format("{:a}f", static_cast<float>(x)); }
+
+/// The outputs of the body that are computed from one result of its attention node.
+std::vector<size_t> outputs_of(const KernelSpec& spec, ir::Value result) {
+  const ir::Graph& body = spec.body;
+  std::vector<bool> depends(static_cast<size_t>(body.size()));
+  const auto reads = [&](ir::Value v) {
+    return v.node == result.node ? v.result == result.result : bool{depends[static_cast<size_t>(v.node)]};
+  };
+  for (int id = result.node + 1; id < body.size(); ++id) {
+    for (const ir::Value v : body.node(id).operands) {
+      if (reads(v)) depends[static_cast<size_t>(id)] = true;
+    }
+  }
+  std::vector<size_t> outputs;
+  for (size_t r = 0; r < body.outputs().size(); ++r) {
+    if (spec.wanted(r) && reads(body.outputs()[r].value)) outputs.push_back(r);
+  }
+  return outputs;
+}
+
+/// 2 where pairs of columns can be stored at once.
+int store_lanes(const KernelSpec& spec, const AttentionProblem& p, const std::vector<size_t>& outputs) {
+  if (p.width % 2 != 0) return 1;
+  for (const size_t r : outputs) {
+    const ir::Type& type = spec.body.type(spec.body.outputs()[r].value);
+    if (type.shape.empty() || type.shape.back() % 2 != 0) return 1;
+    if (spec.result_alignment[r] % (2 * ir::size_of(type.dtype)) != 0) return 1;
+  }
+  return 2;
+}
+
+/// Statements that store `outputs`, computed from a run of the result `value`: its elements are `expression` of lane l,
+/// its place is `coords` and the variable `element`.
+struct Stores {
+  std::string text;
+  std::set<int> outers;
+};
+
+Stores stores(const KernelSpec& spec, ir::Value value, const std::string& expression, int lanes,
+              const Parameters& parameters, const std::vector<Term>& coords, const std::vector<size_t>& outputs) {
+  const ir::Graph& body = spec.body;
+  BodyCode code(body, lanes, parameters.operands(), spec.alignment);
+  code.bind(value, expression);
+  Index known = code.at(coords);
+  known.linear = {"element", lanes == 1 ? Lanes::none : Lanes::unit};
+  known.has_linear = true;
+  std::string runs, lane, store;
+  for (const size_t r : outputs) {
+    const ir::Type& type = body.type(body.outputs()[r].value);
+    const bool same = type.shape == body.type(value).shape;
+    const std::string x = code.value(body.outputs()[r].value, same ? known : code.at_linear("element", type.shape));
+    const std::string dtype = storage_type(type.dtype), to = Parameters::result(r);
+    runs += fmt::format("Run<{}, {}> run_{};\n", dtype, lanes, to);
+    lane += fmt::format("run_{}[l] = narrow<{}>({});\n", to, dtype, x);
+    store += fmt::format("store_run<{}>({} + element, run_{});\n", lanes, to, to);
+  }
+  return {code.take_before() + runs + "#pragma unroll\n" + fmt::format("for (int l = 0; l < {}; ++l) {{\n", lanes) +
+              indented(code.take_lane() + lane, 2) + "}\n" + store,
+          code.outers()};
+}
+
+void add_outers(Parameters& parameters, const ir::Graph& body, const std::set<int>& outers) {
+  for (const int input : outers) {
+    parameters.add(fmt::format("outer_{}", input), body.type(body.find_input(text(input))).shape[0]);
+  }
+}
+
+/// The channel that a head's part begins with, `part` an expression.
+std::string first_channel(const KernelSpec& spec, const AttentionProblem& p, const std::string& part) {
+  const bool heads_first = spec.body.node(p.value).as<ir::AttentionAttrs>().order == ir::QkvOrder::heads_first;
+  return heads_first ? fmt::format("(head * 3 + {}) * {}", part, p.width)
+                     : fmt::format("({} * {} + head) * {}", part, p.heads, p.width);
+}
+
+std::string operand(const AttentionProblem& p, size_t i) { return "p" + text(p.inputs[i]); }
+
+/// A kernel whose blocks own rows of a head. `$run` makes the sums, `$store` stores them.
+KernelDraft block_kernel(const KernelSpec& spec, const AttentionProblem& p, AttentionPart part,
+                         const AttentionTile& tile, const Parameters& parameters, const std::string& name,
+                         std::vector<std::pair<std::string_view, std::string>> fields) {
+  const int64_t blocks = ceil_div(p.length, tile.rows());
+  const std::string_view header = part == AttentionPart::forward ? "attention_forward.cuh" : "attention_backward.cuh";
+  const std::string problem =
+      fmt::format("attention::Problem<{}, {}, {}, {}, {}, {}, {}, {}>", storage_type(p.element), storage_type(p.source),
+                  storage_type(p.gradient), p.length, p.width, p.heads, p.copy, p.gradient_copy);
+  const std::string shape = fmt::format("attention::Tile<{}, {}, {}, {}, {}, {}, {}>", tile.warps, tile.blocks_m,
+                                        tile.step, tile.columns, tile.depth, tile.chunks, tile.stages);
+  const auto add = [&](std::string_view field, std::string value) { fields.emplace_back(field, std::move(value)); };
+  add("index", p.is_wide_index ? "long long" : "int");
+  add("problem", problem);
+  add("shape", shape);
+  add("threads", text(tile.threads()));
+  add("resident", text(resident_blocks(p, part, tile, spec.device)));
+  add("shared_bytes", text(shared_bytes(p, part, tile)));
+  add("parameters", parameters.text());
+  add("blocks", text(blocks));
+  add("splits", text(tile.splits));
+  add("heads", text(p.heads));
+  add("rows", text(tile.rows()));
+  add("columns", text(tile.columns));
+  add("width", text(p.width));
+  add("length", text(p.length));
+  add("channels", text(p.channels()));
+  add("qkv_row", text(3 * p.channels()));
+  add("qkv_image", text(p.length * 3 * p.channels()) + "ll");
+  add("out_image", text(p.length * p.channels()) + "ll");
+  add("qkv", operand(p, 0));
+  add("q_channel", first_channel(spec, p, "0"));
+  add("k_channel", first_channel(spec, p, "1"));
+  add("v_channel", first_channel(spec, p, "2"));
+  add("scale_log2", literal(std::numbers::log2e / std::sqrt(static_cast<double>(p.width))));
+  // What is filled in last may hold fields of its own.
+  const std::string source = filled(R"(
+using index_t = $index;
+using Problem = $problem;
+using Kernel = attention::$kind<Problem, $shape>;
+static_assert(Kernel::shared_bytes == $shared_bytes);
+
+extern "C" __global__ void __launch_bounds__($threads, $resident) $kernel($parameters) {
+  wait_for_previous_kernel();
+  let_next_kernel_start();
+  extern __shared__ __align__(16) unsigned char shared[];
+  // A head's blocks follow each other: they read the same rows.
+  const int place = static_cast<int>(blockIdx.x), owner = quotient<$blocks * $splits>(place);
+  const int first_row = remainder_of<$blocks>(place) * $rows;
+  const int first_column = remainder_of<$splits>(quotient<$blocks>(place)) * $columns;
+  const index_t image = quotient<$heads>(owner);
+  const int head = remainder_of<$heads>(owner);
+  const Problem::Source* const qkv = $qkv + image * $qkv_image;
+  Kernel block;
+$run$store}
+)",
+                                    fields);
+  KernelDraft draft;
+  draft.name = name;
+  draft.source = device_source({"vector.cuh", "ops.cuh", "random.cuh", header}) + filled(source, fields);
+  draft.grid.x = p.images * p.heads * blocks * tile.splits;
+  draft.threads = tile.threads();
+  draft.shared_bytes = shared_bytes(p, part, tile);
+  draft.arguments = parameters.arguments();
+  draft.bytes = parameters.bytes();
+  return draft;
+}
+
+/// Loops over what a thread holds; `$element` is a run's place, `$statements` store it.
+constexpr std::string_view kStoreLoops = R"(#pragma unroll
+  for (int i = 0; i < Kernel::row_count; ++i) {
+    const int token = first_row + Kernel::row(i);
+    if (token >= $length) continue;
+#pragma unroll
+    for (int j = 0; j < Kernel::run_count<$lanes>; ++j) {
+      const int column = first_column + Kernel::column<$lanes>(j);
+      if (column >= $width) continue;
+$statements    }
+  }
+)";
+
+std::vector<Term> row_coords(int lanes) {
+  return {{"image", Lanes::none}, {"token", Lanes::none}, {"channel", lanes == 1 ? Lanes::none : Lanes::unit}};
+}
+
+KernelDraft forward_kernel(const KernelSpec& spec, const AttentionProblem& p, const AttentionTile& tile) {
+  Parameters parameters(spec.body, spec);
+  const ir::Value log_sum{p.value.node, 1};
+  const std::vector<size_t> outs = outputs_of(spec, p.value), log_sums = outputs_of(spec, log_sum);
+  std::string store;
+  if (!outs.empty()) {
+    const int lanes = store_lanes(spec, p, outs);
+    const Stores made = stores(spec, p.value, fmt::format("block.value<{}>(i, j, l)", lanes), lanes, parameters,
+                               row_coords(lanes), outs);
+    add_outers(parameters, spec.body, made.outers);
+    const std::string statements =
+        "const int channel = head * $width + column;\n"
+        "const index_t element = (image * $length + token) * $channels + channel;\n" +
+        made.text;
+    store += filled(kStoreLoops, {{"lanes", text(lanes)}, {"statements", indented(statements, 6)}});
+  }
+  if (!log_sums.empty()) {
+    const Stores made = stores(spec, log_sum, "block.log_sum(i)", 1, parameters,
+                               {{"image", Lanes::none}, {"head", Lanes::none}, {"token", Lanes::none}}, log_sums);
+    add_outers(parameters, spec.body, made.outers);
+    store += filled(R"(  if (first_column != 0 || !Kernel::is_first_of_row()) return;
+#pragma unroll
+  for (int i = 0; i < Kernel::row_count; ++i) {
+    const int token = first_row + Kernel::row(i);
+    if (token >= $length) continue;
+    const index_t element = (image * $heads + head) * $length + token;
+$statements  }
+)",
+                    {{"statements", indented(made.text, 4)}});
+  }
+  KernelDraft draft = block_kernel(spec, p, AttentionPart::forward, tile, parameters, spec.name,
+                                   {{"kind", "Forward"},
+                                    {"run",
+                                     "  block.run(shared, qkv + $q_channel, qkv + $k_channel, qkv + $v_channel, "
+                                     "first_row, first_column, $scale_log2);\n"},
+                                    {"store", store}});
+  draft.flops = spec.flops;
+  return draft;
+}
+
+/// delta[N, heads, L]: each row's sum of dout * out.
+KernelDraft delta_kernel(const KernelSpec& spec, const AttentionProblem& p, const Argument& delta) {
+  constexpr int kThreads = 128;
+  const ir::Graph& body = spec.body;
+  const auto type = [&](size_t i) -> const ir::Type& { return body.type(body.node(p.value).operands[i]); };
+  int64_t vec = 8;
+  const auto fits = [&](size_t i) {
+    const int64_t run = vec * ir::size_of(type(i).dtype);
+    return p.width % vec == 0 && spec.alignment[static_cast<size_t>(p.inputs[i])] % std::min<int64_t>(run, 16) == 0;
+  };
+  while (vec > 1 && !(fits(1) && fits(3))) vec /= 2;
+  int64_t sharers = 1;
+  while (sharers < 32 && sharers * vec < p.width) sharers *= 2;
+
+  const ir::Graph nothing("delta");
+  Parameters parameters(nothing, {nothing, {}, {}, {}, {}, "", 0, spec.device});
+  const auto add = [&](const char* name, size_t i) {
+    parameters.add(name, fmt::format("const {}*", storage_type(type(i).dtype)),
+                   spec.operands[static_cast<size_t>(p.inputs[i])]);
+  };
+  add("out", 1);
+  add("dout", 3);
+  parameters.add("delta", "f32*", delta);
+  const int64_t rows = p.images * p.length * p.heads;
+  parameters.add("rows", rows);
+
+  KernelDraft draft;
+  draft.name = spec.name + "_delta";
+  draft.source = device_source({"attention_backward.cuh"}) + filled(R"(
+extern "C" __global__ void __launch_bounds__($threads, 1) $kernel($parameters) {
+  wait_for_previous_kernel();
+  let_next_kernel_start();
+  attention::write_delta<$length, $heads, $width, $vec, $sharers>(out, dout, delta, rows);
+}
+)",
+                                                                    {{"threads", text(kThreads)},
+                                                                     {"parameters", parameters.text()},
+                                                                     {"length", text(p.length)},
+                                                                     {"heads", text(p.heads)},
+                                                                     {"width", text(p.width)},
+                                                                     {"vec", text(vec)},
+                                                                     {"sharers", text(sharers)}});
+  draft.grid.x = ceil_div(rows * sharers, kThreads);
+  draft.threads = kThreads;
+  draft.arguments = parameters.arguments();
+  draft.bytes = type(1).bytes() + type(3).bytes() + rows * 4;
+  return draft;
+}
+
+KernelDraft gradient_kernel(const KernelSpec& spec, const AttentionProblem& p, AttentionPart part,
+                            const AttentionTile& tile, const Argument& delta) {
+  const bool of_keys = part == AttentionPart::key_gradient;
+  Parameters parameters(spec.body, spec);
+  parameters.add("delta", "const f32*", delta);
+  const std::vector<size_t> outs = outputs_of(spec, p.value);
+  const int lanes = store_lanes(spec, p, outs);
+  const std::string scale = literal(1 / std::sqrt(static_cast<double>(p.width)));
+  const std::string value = of_keys
+                                ? fmt::format("block.value<{}>(part, i, j, l) * (part == 1 ? {} : 1.0f)", lanes, scale)
+                                : fmt::format("block.value<{}>(i, j, l) * {}", lanes, scale);
+  const Stores made = stores(spec, p.value, "(" + value + ")", lanes, parameters, row_coords(lanes), outs);
+  add_outers(parameters, spec.body, made.outers);
+  std::string statements = "const int channel = " + first_channel(spec, p, of_keys ? "part" : "0") +
+                           " + column;\n"
+                           "const index_t element = (image * $length + token) * $qkv_row + channel;\n" +
+                           made.text;
+  if (of_keys) {
+    statements = "#pragma unroll\nfor (int part = 1; part < 3; ++part) {\n" + indented(statements, 2) + "}\n";
+  }
+  KernelDraft draft =
+      block_kernel(spec, p, part, tile, parameters, spec.name + (of_keys ? "_keys" : "_queries"),
+                   {{"kind", of_keys ? "KeyGradient" : "QueryGradient"},
+                    {"run", R"(  const attention::Operands<Problem> from = {
+      qkv + $q_channel, qkv + $k_channel, qkv + $v_channel, $dout + image * $out_image + head * $width,
+      $log_sum + static_cast<long long>(owner) * $length, delta + static_cast<long long>(owner) * $length};
+  block.run(shared, from, first_row, first_column, $scale_log2);
+)"},
+                    {"dout", operand(p, 3)},
+                    {"log_sum", operand(p, 2)},
+                    {"store", filled(kStoreLoops, {{"lanes", text(lanes)}, {"statements", indented(statements, 6)}})}});
+  // Of the five products that the gradient needs; the scores and dP, which both kernels compute, count once.
+  draft.flops = of_keys ? spec.flops / 5 * 4 : spec.flops - spec.flops / 5 * 4;
+  return draft;
+}
+
+}  // namespace
+
+bool accepts_attention(const ir::Graph& body) { return is_attention_problem(body); }
+
+void emit_attention(const KernelSpec& spec, Emission& emission) {
+  const AttentionProblem p = attention_problem(spec);
+  const auto best = [&](AttentionPart part) { return candidates(p, part, spec.device).front(); };
+  if (!p.is_grad()) {
+    emission.launch(forward_kernel(spec, p, best(AttentionPart::forward)));
+    return;
+  }
+  const Argument delta = emission.workspace(p.images * p.heads * p.length * 4);
+  emission.launch(delta_kernel(spec, p, delta));
+  for (const AttentionPart part : {AttentionPart::key_gradient, AttentionPart::query_gradient}) {
+    emission.launch(gradient_kernel(spec, p, part, best(part), delta));
+  }
+}
+
+}  // namespace difuse::codegen::cuda

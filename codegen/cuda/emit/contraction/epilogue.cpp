@@ -1,0 +1,76 @@
+#include "codegen/cuda/emit/contraction/epilogue.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "codegen/cuda/source/parameters.h"
+#include "ir/op.h"
+
+namespace difuse::codegen::cuda {
+
+bool is_epilogue(const ir::Graph& body, ir::Value value) {
+  const std::vector<bool> live = body.live();
+  std::vector<bool> depends(static_cast<size_t>(body.size()));
+  depends[static_cast<size_t>(value.node)] = true;
+  for (int id = 0; id < body.size(); ++id) {
+    const ir::Node& node = body.node(id);
+    if (!live[static_cast<size_t>(id)] || id == value.node) continue;
+    if (!BodyCode::can(node)) return false;
+    const bool reads =
+        std::ranges::any_of(node.operands, [&](ir::Value v) { return depends[static_cast<size_t>(v.node)]; });
+    if (reads && node.op != ir::Op::reshape && !ir::has_trait(node, ir::kElementwise)) return false;
+    depends[static_cast<size_t>(id)] = reads;
+  }
+  const int64_t elements = body.type(value).elements();
+  return std::ranges::all_of(body.outputs(), [&](const auto& n) { return body.type(n.value).elements() == elements; });
+}
+
+int epilogue_lanes(const KernelSpec& spec, ir::Value value, int most) {
+  const ir::Graph& body = spec.body;
+  const auto divides = [](int64_t lanes, const ir::Type& t) { return t.shape.empty() || t.shape.back() % lanes == 0; };
+  int64_t narrowest = 4;
+  for (const ir::NamedValue& n : body.outputs()) narrowest = std::min(narrowest, ir::size_of(body.type(n.value).dtype));
+  int64_t lanes = std::min<int64_t>(most, 16 / narrowest);
+  while (lanes > 1 && !divides(lanes, body.type(value))) lanes /= 2;
+  for (size_t r = 0; r < body.outputs().size(); ++r) {
+    if (!spec.wanted(r)) continue;
+    const ir::Type& type = body.type(body.outputs()[r].value);
+    const int64_t size = ir::size_of(type.dtype);
+    while (lanes > 1 &&
+           (!divides(lanes, type) || spec.result_alignment[r] % std::min<int64_t>(16, size * lanes) != 0)) {
+      lanes /= 2;
+    }
+  }
+  return static_cast<int>(lanes);
+}
+
+EpilogueCode epilogue_code(const KernelSpec& spec, ir::Value value, const std::string& expression, int lanes,
+                           const std::vector<std::string>& operands, const std::vector<Term>& coords,
+                           const std::string& offset) {
+  const ir::Graph& body = spec.body;
+  BodyCode code(body, lanes, operands, spec.alignment);
+  code.bind(value, expression);
+  Index known = code.at(coords);
+  known.linear = {offset, lanes == 1 ? Lanes::none : Lanes::unit};
+  known.has_linear = true;
+  std::string runs, lane, stores;
+  for (size_t r = 0; r < body.outputs().size(); ++r) {
+    if (!spec.wanted(r)) continue;
+    const ir::Value v = body.outputs()[r].value;
+    const ir::Shape& shape = body.type(v).shape;
+    const bool same = !coords.empty() && shape == body.type(value).shape;
+    const std::string x = code.value(v, same ? known : code.at_linear(offset, shape));
+    const std::string dtype = storage_type(body.type(v).dtype), to = Parameters::result(r);
+    runs += fmt::format("Run<{}, {}> run_{};\n", dtype, lanes, to);
+    lane += fmt::format("run_{}[l] = narrow<{}>({});\n", to, dtype, x);
+    stores += fmt::format("store_run<{}>({} + {}, run_{});\n", lanes, to, offset, to);
+  }
+  EpilogueCode made;
+  made.text = code.take_before() + runs + "#pragma unroll\n" + fmt::format("for (int l = 0; l < {}; ++l) {{\n", lanes) +
+              indented(code.take_lane() + lane, 2) + "}\n" + stores;
+  made.outers = code.outers();
+  return made;
+}
+
+}  // namespace difuse::codegen::cuda

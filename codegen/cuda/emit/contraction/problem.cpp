@@ -1,0 +1,208 @@
+#include "codegen/cuda/emit/contraction/problem.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "ir/op.h"
+
+namespace difuse::codegen::cuda {
+
+using ir::DType;
+using ir::Op;
+
+namespace {
+
+constexpr int64_t kUsualBatch = 32, kUsualRows = 4096;
+// A split's sum runs over at least this many products, and is one of k in steps of any tile's depth.
+constexpr int64_t kLeastSplitDepth = 256, kSplitUnit = 64;
+// Results of one block, for counting splits: every tile's choice must give the same sums.
+constexpr int64_t kSplitTile = 64 * 128;
+constexpr int64_t kMostSplits = 256;
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+bool is_contraction(Op op) {
+  return op == Op::conv_fprop || op == Op::conv_dgrad || op == Op::conv_wgrad || op == Op::matmul;
+}
+
+/// The input that operand `i` of the contraction is, perhaps rounded.
+GemmProblem::Operand operand_of(const ir::Graph& body, ir::Value contraction, size_t i) {
+  const ir::Node* node = &body.node(body.node(contraction).operands[i]);
+  GemmProblem::Operand operand;
+  operand.rounded = node->op == Op::round_tf32;
+  if (operand.rounded) node = &body.node(node->operands[0]);
+  operand.input = std::stoi(node->as<ir::LeafAttrs>().name);
+  return operand;
+}
+
+/// Elements of one copy along a run of `extent` elements, whose starts are multiples of it from the operand's own.
+int copy_elements(const KernelSpec& spec, int input, int64_t extent, int64_t element_bytes) {
+  int64_t bytes = 16;
+  while (bytes > element_bytes &&
+         (extent * element_bytes % bytes != 0 || spec.alignment[static_cast<size_t>(input)] % bytes != 0)) {
+    bytes /= 2;
+  }
+  return static_cast<int>(bytes / element_bytes);
+}
+
+/// A convolution with a 1x1 filter, no stride and no border is a matrix product: its images are single pixels.
+void flatten_pointwise(GemmProblem& p) {
+  if (p.r != 1 || p.s != 1 || p.stride != 1 || p.pad != 0) return;
+  p.height = p.width = p.rows_h = p.rows_w = 1;
+}
+
+void set_conv(GemmProblem& p, const ir::Graph& body, const ir::Node& node) {
+  const ir::Shape& first = body.type(node.operands[0]).shape;
+  const ir::Shape& second = body.type(node.operands[1]).shape;
+  const ir::Shape& result = node.types[0].shape;
+  const int64_t batch = first[0];
+  p.height = first[1], p.width = first[2], p.channels = first[3];
+  p.result_h = result[1], p.result_w = result[2];
+  int64_t pixels = 0;
+  if (p.op == Op::conv_fprop) {
+    const auto& a = node.as<ir::ConvAttrs>();
+    p.stride = a.stride, p.pad = a.pad, p.r = second[1], p.s = second[2];
+    p.rows_h = result[1], p.rows_w = result[2];
+    p.columns = second[0];
+  } else if (p.op == Op::conv_dgrad) {
+    const auto& a = node.as<ir::ConvDgradAttrs>();
+    p.stride = a.stride, p.pad = a.pad, p.r = second[1], p.s = second[2];
+    p.phases = a.stride * a.stride;
+    p.rows_h = ceil_div(result[1], a.stride), p.rows_w = ceil_div(result[2], a.stride);
+    p.columns = second[3];
+    p.b.k_major = false;
+  } else {
+    const auto& a = node.as<ir::ConvWgradAttrs>();
+    p.stride = a.stride, p.pad = a.pad, p.r = a.r, p.s = a.s;
+    p.rows_h = second[1], p.rows_w = second[2];
+    p.rows = p.usual_rows = second[3];
+    p.columns = a.r * a.s * first[3];
+    p.a.k_major = p.b.k_major = false;
+    p.sums_batch = true;
+  }
+  pixels = p.rows_h * p.rows_w;
+  (p.sums_batch ? p.depth : p.rows) = batch * pixels;
+  (p.sums_batch ? p.usual_depth : p.usual_rows) = kUsualBatch * pixels;
+  if (!p.sums_batch) p.depth = p.usual_depth = ceil_div(p.r, p.stride) * ceil_div(p.s, p.stride) * p.channels;
+  if (p.op == Op::conv_fprop) p.depth = p.usual_depth = p.r * p.s * p.channels;
+  flatten_pointwise(p);
+}
+
+void set_matmul(GemmProblem& p, const ir::Graph& body, const ir::Node& node) {
+  const auto& a = node.as<ir::MatmulAttrs>();
+  const ir::Shape& first = body.type(node.operands[0]).shape;
+  p.rows = node.types[0].shape[0], p.columns = node.types[0].shape[1];
+  p.depth = first[a.transpose_a ? 0 : 1];
+  p.a.k_major = !a.transpose_a, p.b.k_major = a.transpose_b;
+  p.sums_batch = a.transpose_a;
+  p.usual_rows = a.transpose_a ? p.rows : kUsualRows;
+  p.usual_depth = a.transpose_a ? kUsualRows : p.depth;
+  p.channels = a.transpose_a ? 1 : p.depth;
+}
+
+void set_copies(GemmProblem& p, const KernelSpec& spec) {
+  const int64_t size = p.element_bytes();
+  const auto copy = [&](const GemmProblem::Operand& o, int64_t extent) {
+    return copy_elements(spec, o.input, extent, size);
+  };
+  switch (p.op) {
+    case Op::conv_fprop:
+      p.a.copy = copy(p.a, p.channels), p.b.copy = copy(p.b, p.channels);
+      break;
+    case Op::conv_dgrad:
+      p.a.copy = copy(p.a, p.channels), p.b.copy = copy(p.b, p.columns);
+      break;
+    case Op::conv_wgrad:
+      p.a.copy = copy(p.a, p.rows), p.b.copy = copy(p.b, p.channels);
+      break;
+    default:
+      // A row as long as the batch may be of any length.
+      p.a.copy = copy(p.a, p.a.k_major ? p.depth : p.rows);
+      p.b.copy = !p.b.k_major ? copy(p.b, p.columns) : p.sums_batch ? 1 : copy(p.b, p.depth);
+  }
+}
+
+void set_splits(GemmProblem& p, const ir::DeviceSpec& device) {
+  if (!p.sums_batch) return;
+  const int64_t results = ceil_div(p.rows, 64) * 64 * (ceil_div(p.columns, 64) * 64);
+  const int64_t wanted = std::min(kMostSplits, 2 * device.processors * kSplitTile / results);
+  p.is_split = wanted >= 2;
+  if (p.is_split) {
+    p.splits = std::clamp<int64_t>(p.depth / kLeastSplitDepth, 1, wanted);
+    p.usual_splits = std::clamp<int64_t>(p.usual_depth / kLeastSplitDepth, 1, wanted);
+  }
+  p.split_depth = ceil_div(ceil_div(p.depth, p.splits), kSplitUnit) * kSplitUnit;
+  p.splits = ceil_div(p.depth, p.split_depth);
+}
+
+bool is_wide(const ir::Graph& body) {
+  // Rows past the end have offsets too, though nothing is read or written there.
+  constexpr int64_t kNarrow = (int64_t{1} << 31) - (int64_t{1} << 25);
+  for (int id = 0; id < body.size(); ++id) {
+    for (const ir::Type& t : body.node(id).types) {
+      if (t.elements() >= kNarrow) return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+ir::Value find_contraction(const ir::Graph& body) {
+  const std::vector<bool> live = body.live();
+  ir::Value found;
+  for (int id = 0; id < body.size(); ++id) {
+    if (!live[static_cast<size_t>(id)] || !ir::has_trait(body.node(id), ir::kContraction)) continue;
+    if (found.valid() || !is_contraction(body.node(id).op)) return {};
+    found = {id, 0};
+  }
+  if (!found.valid()) return {};
+  for (ir::Value v : body.node(found).operands) {
+    if (body.node(v).op == Op::round_tf32) v = body.node(v).operands[0];
+    if (body.node(v).op != Op::input) return {};
+  }
+  return found;
+}
+
+GemmProblem gemm_problem(const KernelSpec& spec) {
+  const ir::Graph& body = spec.body;
+  GemmProblem p;
+  p.value = find_contraction(body);
+  const ir::Node& node = body.node(p.value);
+  p.op = node.op;
+  p.dtype = body.type(node.operands[0]).dtype;
+  // What the gradient's rows are comes second in conv_wgrad: A is dy, B the image's patches.
+  const size_t first = p.op == Op::conv_wgrad ? 1 : 0;
+  p.a = operand_of(body, p.value, first);
+  p.b = operand_of(body, p.value, 1 - first);
+  const auto is_tf32 = [&](const GemmProblem::Operand& o) {
+    const auto input = static_cast<size_t>(o.input);
+    return o.rounded || (input < spec.is_tf32.size() && spec.is_tf32[input]);
+  };
+  p.product = p.dtype == DType::bf16         ? GemmProblem::Product::bf16
+              : p.dtype == DType::f16        ? GemmProblem::Product::f16
+              : is_tf32(p.a) && is_tf32(p.b) ? GemmProblem::Product::tf32
+                                             : GemmProblem::Product::f32;
+  if (p.op == Op::matmul) {
+    set_matmul(p, body, node);
+  } else {
+    set_conv(p, body, node);
+  }
+  set_copies(p, spec);
+  set_splits(p, spec.device);
+  p.is_wide = is_wide(body);
+  return p;
+}
+
+std::string to_string(const GemmProblem& p) {
+  constexpr const char* kProducts[] = {"bf16", "f16", "tf32", "f32"};
+  const auto operand = [](const GemmProblem::Operand& o) {
+    return fmt::format("{}-major x{}", o.k_major ? "k" : "mn", o.copy);
+  };
+  return fmt::format("{} m {} n {} k {} {} a {} b {} splits {}{}", ir::to_string(p.op), p.rows, p.columns, p.depth,
+                     kProducts[static_cast<int>(p.product)], operand(p.a), operand(p.b), p.splits,
+                     p.is_wide ? " wide" : "");
+}
+
+}  // namespace difuse::codegen::cuda

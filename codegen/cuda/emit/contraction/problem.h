@@ -1,0 +1,64 @@
+// A body's contraction as one matrix product: what the tiles, the source and the launch are made from.
+#pragma once
+
+#include <string>
+
+#include "codegen/cuda/kernel_spec.h"
+#include "ir/graph.h"
+
+namespace difuse::codegen::cuda {
+
+/// out[m, n] = sum over k of A(m, k) B(n, k). Rows m are pixels of the result (conv_fprop, conv_dgrad), output channels
+/// (conv_wgrad) or the matrix's rows; columns n are channels, or (r, s, channel) of a weight's gradient.
+struct GemmProblem {
+  enum class Product : uint8_t { bf16, f16, tf32, f32 };  ///< As in device/gemm.cuh.
+
+  struct Operand {
+    int input = 0;         ///< Of the body.
+    bool k_major = true;   ///< k runs fastest in memory; otherwise m or n does.
+    int copy = 1;          ///< Elements of one copy to shared memory, at most 16 bytes.
+    bool rounded = false;  ///< To tf32, when it is read: the body says round_tf32.
+  };
+
+  ir::Value value;  ///< The contraction in the body.
+  ir::Op op = ir::Op::matmul;
+  ir::DType dtype = ir::DType::f32;
+  Product product = Product::f32;
+  Operand a, b;
+
+  // Extents. Those that hold the batch are arguments of the kernel: rows, or the depth where it is summed over pixels
+  // or rows; the others are literals in its source.
+  int64_t rows = 0, columns = 0, depth = 0;
+  int64_t usual_rows = 0, usual_depth = 0;  ///< At a usual batch: what tiles are chosen by, so that no batch compiles.
+  bool sums_batch = false;                  ///< conv_wgrad, matmul with transpose_a: the depth holds the batch.
+
+  // Geometry; a matrix is an image of one pixel and a filter of one tap.
+  int64_t height = 1, width = 1, channels = 1;  ///< Of the image that rows or columns are gathered from.
+  int64_t rows_h = 1, rows_w = 1;               ///< Row (or, in conv_wgrad, k) is (n, i, j) of [N, rows_h, rows_w].
+  int64_t stride = 1, pad = 0, r = 1, s = 1;
+  int64_t result_h = 1, result_w = 1;  ///< Of the result, where it is an image.
+  int64_t phases = 1;                  ///< Of a strided conv_dgrad: stride * stride (device/gemm_operands.cuh).
+
+  // Where the depth holds the batch it is divided among blocks, whose sums a second kernel adds (sum_splits).
+  bool is_split = false;     ///< By shape and device alone.
+  int64_t splits = 1;        ///< An argument of the kernels.
+  int64_t split_depth = 0;   ///< Of each split; a multiple of 64.
+  int64_t usual_splits = 1;  ///< At the usual depth.
+
+  bool is_wide = false;  ///< Offsets need 64 bits.
+
+  int64_t element_bytes() const { return ir::size_of(dtype); }
+  /// Channels of a chunk: 128 bytes.
+  int64_t chunk() const { return 128 / element_bytes(); }
+};
+
+/// The body's one contraction; an invalid value where there is none, or more than one, or something before it but
+/// round_tf32.
+ir::Value find_contraction(const ir::Graph& body);
+
+GemmProblem gemm_problem(const KernelSpec& spec);
+
+/// One line: "conv_fprop m 25088 n 64 k 576 bf16 ...".
+std::string to_string(const GemmProblem& problem);
+
+}  // namespace difuse::codegen::cuda

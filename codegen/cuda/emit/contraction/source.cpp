@@ -1,0 +1,276 @@
+#include "codegen/cuda/emit/contraction/source.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "codegen/cuda/emit/contraction/epilogue.h"
+#include "codegen/cuda/source/device_source.h"
+#include "codegen/cuda/source/parameters.h"
+#include "ir/op.h"
+
+namespace difuse::codegen::cuda {
+
+using ir::Op;
+
+namespace {
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+std::string text(int64_t n) { return std::to_string(n); }
+
+std::string block_type(const GemmProblem& p, const GemmTile& tile) {
+  constexpr const char* kProducts[] = {"bf16", "f16", "tf32", "f32"};
+  const auto major = [](const GemmProblem::Operand& o) { return o.k_major ? "k" : "mn"; };
+  return fmt::format(
+      "gemm::Block<gemm::Tile<{}, {}, {}, {}, {}, {}>, {}, gemm::Product::{}, gemm::Major::{}, gemm::Major::{}, {}, "
+      "{}>",
+      tile.m, tile.n, tile.k, tile.warps_m, tile.warps_n, tile.stages, storage_type(p.dtype),
+      kProducts[static_cast<int>(p.product)], major(p.a), major(p.b), p.a.rounded, p.b.rounded);
+}
+
+/// The image that rows or columns are gathered from.
+std::string window_type(const GemmProblem& p) {
+  const bool backwards = p.op == Op::conv_dgrad;
+  return fmt::format("gemm::Window<{}, {}, {}, {}, {}, {}, {}>", p.height, p.width, p.channels, p.rows_h, p.rows_w,
+                     backwards ? 1 : p.stride, backwards ? -1 : 1);
+}
+
+struct Loader {
+  std::string type;       ///< Its template arguments begin with the slot's tile, the copies' elements and the threads.
+  std::string arguments;  ///< After the pointer.
+};
+
+std::string loader_type(const std::string& name, char operand, int copy, const std::string& rest) {
+  return fmt::format("gemm::{}<Block::{}, {}, Block::Tile::threads, {}>", name, operand, copy, rest);
+}
+
+Loader loader_a(const GemmProblem& p) {
+  if (!p.a.k_major) {
+    return {loader_type("MatrixColumns", 'A', p.a.copy, fmt::format("{}, index_t", p.rows)),
+            "static_cast<int>(first_row)"};
+  }
+  const std::string origin =
+      p.op == Op::conv_dgrad ? "phase_y.origin, phase_x.origin" : fmt::format("{}, {}", -p.pad, -p.pad);
+  return {loader_type("ImageRows", 'A', p.a.copy, window_type(p) + ", index_t"), "first_row, row_count, " + origin};
+}
+
+Loader loader_b(const GemmProblem& p) {
+  switch (p.op) {
+    case Op::conv_fprop:
+      return {loader_type("FilterRows", 'B', p.b.copy, fmt::format("{}, {}, index_t", p.s, p.channels)),
+              fmt::format("first_column, {}, {}", p.columns, p.r * p.s * p.channels)};
+    case Op::conv_dgrad:
+      return {loader_type("FilterColumns", 'B', p.b.copy, fmt::format("{}, {}, {}, {}", p.r, p.s, p.columns, p.stride)),
+              "first_column, phase_y.first, phase_x.first"};
+    case Op::conv_wgrad:
+      return {loader_type("ImageColumns", 'B', p.b.copy, fmt::format("{}, {}, {}, index_t", window_type(p), p.r, p.s)),
+              fmt::format("first_column, {}, {}", -p.pad, -p.pad)};
+    default:
+      if (!p.b.k_major) {
+        return {loader_type("MatrixColumns", 'B', p.b.copy, fmt::format("{}, index_t", p.columns)), "first_column"};
+      }
+      return {loader_type("FilterRows", 'B', p.b.copy, "1, 1, index_t"),
+              fmt::format("first_column, {}, {}", p.columns,
+                          p.sums_batch ? std::string("static_cast<index_t>(depth)") : text(p.depth))};
+  }
+}
+
+/// Which k the block sums.
+std::string cursor(const GemmProblem& p) {
+  if (p.sums_batch) return "gemm::RangeCursor<index_t> cursor(first_k, end_k);\n";
+  if (p.op == Op::matmul) return fmt::format("const gemm::RangeCursor<index_t> cursor(0, {});\n", p.depth);
+  return fmt::format("const gemm::TapCursor<{}, {}> cursor({});\n", p.channels, p.chunk(),
+                     p.op == Op::conv_dgrad ? "phase_y.count, phase_x.count" : fmt::format("{}, {}", p.r, p.s));
+}
+
+/// The block's place, from its number. Blocks that follow each other share rows: the columns' operand is small, or its
+/// tile stays in L2.
+std::string placement(const GemmProblem& p, const GemmTile& tile) {
+  const int64_t column_tiles = ceil_div(p.columns, tile.n);
+  std::string code = fmt::format(
+      "const int column_tile = remainder_of<{0}>(static_cast<int>(blockIdx.x));\n"
+      "const int place = quotient<{0}>(static_cast<int>(blockIdx.x));\n"
+      "const int first_column = column_tile * {1};\n",
+      column_tiles, tile.n);
+  if (p.op == Op::conv_dgrad) {
+    code += fmt::format(
+        "const int phase = remainder_of<{0}>(place);\n"
+        "const gemm::Phase phase_y = gemm::phase_of(quotient<{1}>(phase), {2}, {1}, {4});\n"
+        "const gemm::Phase phase_x = gemm::phase_of(remainder_of<{1}>(phase), {3}, {1}, {4});\n"
+        "const index_t first_row = static_cast<index_t>(quotient<{0}>(place)) * {5};\n",
+        p.phases, p.stride, p.r, p.s, p.pad, tile.m);
+  } else if (p.sums_batch) {
+    const int64_t row_tiles = ceil_div(p.rows, tile.m);
+    code += fmt::format(
+        "const int split = quotient<{0}>(place);\n"
+        "const index_t first_row = remainder_of<{0}>(place) * {1};\n"
+        "const index_t first_k = static_cast<index_t>(split * split_depth);\n"
+        "const index_t end_k = static_cast<index_t>(min(depth, (split + 1) * split_depth));\n",
+        row_tiles, tile.m);
+  } else {
+    code += fmt::format("const index_t first_row = static_cast<index_t>(place) * {};\n", tile.m);
+  }
+  return code;
+}
+
+/// Row m of the result, for the epilogue: its row in memory and its coordinates but the last. Only those lines whose
+/// names `uses` mentions.
+std::string row_code(const GemmProblem& p, const std::string& uses) {
+  if (p.op == Op::matmul || p.op == Op::conv_wgrad) return "const index_t at_row = m;\n";
+  const bool phased = p.phases > 1;
+  const auto pixel = [&](int64_t width, int64_t height) {
+    return fmt::format(
+        "const index_t line = quotient<{0}>(m), at_image = quotient<{1}>(line);\n"
+        "const index_t at_y = remainder_of<{1}>(line)$y, at_x = remainder_of<{0}>(m)$x;\n",
+        width, height);
+  };
+  if (!phased) {
+    std::string code = "const index_t at_row = m;\n";
+    const bool used = uses.find("at_image") != std::string::npos || uses.find("at_y") != std::string::npos ||
+                      uses.find("at_x") != std::string::npos;
+    return used ? code + filled(pixel(p.result_w, p.result_h), {{"y", ""}, {"x", ""}}) : code;
+  }
+  return filled(pixel(p.rows_w, p.rows_h), {{"y", fmt::format(" * {0} + quotient<{0}>(phase)", p.stride)},
+                                            {"x", fmt::format(" * {0} + remainder_of<{0}>(phase)", p.stride)}}) +
+         fmt::format(
+             "if (at_y >= {0} || at_x >= {1}) continue;\n"
+             "const index_t at_row = (at_image * {0} + at_y) * {1} + at_x;\n",
+             p.result_h, p.result_w);
+}
+
+std::vector<Term> coords(const GemmProblem& p, int lanes) {
+  const Term channel{"channel", lanes == 1 ? Lanes::none : Lanes::unit};
+  if (p.op == Op::matmul) return {{"at_row", Lanes::none}, channel};
+  if (p.op == Op::conv_wgrad) return {};
+  return {{"at_image", Lanes::none}, {"at_y", Lanes::none}, {"at_x", Lanes::none}, channel};
+}
+
+void add_outers(Parameters& parameters, const ir::Graph& body, const std::set<int>& outers) {
+  for (const int input : outers) {
+    const ir::Value v = body.find_input(text(input));
+    parameters.add(fmt::format("outer_{}", input), body.type(v).shape[0]);
+  }
+}
+
+std::vector<std::string_view> headers(std::string_view own) { return {"vector.cuh", "ops.cuh", "random.cuh", own}; }
+
+}  // namespace
+
+KernelDraft product_kernel(const KernelSpec& spec, const GemmProblem& p, const GemmTile& tile) {
+  const ir::Graph& body = spec.body;
+  const ir::Value value = find_contraction(body);
+  const int lanes = epilogue_lanes(spec, value, p.b.k_major ? 8 : 2);
+  Parameters parameters(body, spec);
+  const EpilogueCode epilogue = epilogue_code(spec, value, fmt::format("block.value<{}>(i, j, l)", lanes), lanes,
+                                              parameters.operands(), coords(p, lanes), "element");
+  if (p.sums_batch) {
+    parameters.add("depth", p.depth);
+    parameters.add("split_depth", p.split_depth);
+  } else {
+    parameters.add("rows", p.rows);
+  }
+  add_outers(parameters, body, epilogue.outers);
+  const Loader a = loader_a(p), b = loader_b(p);
+  const std::string partial =
+      p.is_split ? fmt::format("{} += split * {}ll;\n", Parameters::result(0), p.rows * p.columns) : "";
+
+  KernelDraft draft;
+  draft.name = spec.name;
+  draft.source = device_source(headers("gemm_operands.cuh")) + filled(R"(
+using index_t = $index;
+using Block = $block;
+using LoadA = $load_a;
+using LoadB = $load_b;
+
+extern "C" __global__ void __launch_bounds__($threads, 1) $kernel($parameters) {
+  wait_for_previous_kernel();
+  let_next_kernel_start();
+  extern __shared__ __align__(128) unsigned char shared[];
+  const index_t row_count = static_cast<index_t>($rows);
+$placement$cursor  const LoadA load_a(p$input_a, $arguments_a);
+  const LoadB load_b(p$input_b, $arguments_b);
+  Block block;
+  block.multiply(shared, load_a, load_b, cursor);
+$partial#pragma unroll
+  for (int i = 0; i < Block::row_count; ++i) {
+    const index_t m = first_row + Block::row(i);
+    if (m >= row_count) continue;
+$row#pragma unroll
+    for (int j = 0; j < Block::run_count<$lanes>; ++j) {
+      const int channel = first_column + Block::column<$lanes>(j);
+      if (channel >= $columns) continue;
+      const index_t element = at_row * $columns + channel;
+$epilogue    }
+  }
+}
+)",
+                                                                      {{"index", p.is_wide ? "long long" : "int"},
+                                                                       {"block", block_type(p, tile)},
+                                                                       {"load_a", a.type},
+                                                                       {"load_b", b.type},
+                                                                       {"threads", text(tile.threads())},
+                                                                       {"parameters", parameters.text()},
+                                                                       {"placement", indented(placement(p, tile), 2)},
+                                                                       {"cursor", indented(cursor(p), 2)},
+                                                                       {"input_a", text(p.a.input)},
+                                                                       {"input_b", text(p.b.input)},
+                                                                       {"arguments_a", a.arguments},
+                                                                       {"arguments_b", b.arguments},
+                                                                       {"partial", indented(partial, 2)},
+                                                                       {"rows", p.sums_batch ? text(p.rows) : "rows"},
+                                                                       {"columns", text(p.columns)},
+                                                                       {"row", indented(row_code(p, epilogue.text), 4)},
+                                                                       {"lanes", text(lanes)},
+                                                                       {"epilogue", indented(epilogue.text, 6)}});
+  draft.grid.x = ceil_div(p.rows, tile.m) * ceil_div(p.columns, tile.n) * p.phases * p.splits;
+  draft.threads = tile.threads();
+  draft.shared_bytes = shared_bytes(p, tile);
+  draft.arguments = parameters.arguments();
+  draft.bytes = parameters.bytes();
+  draft.flops = spec.flops;
+  return draft;
+}
+
+KernelDraft sum_kernel(const KernelSpec& spec, const GemmProblem& p, int partials) {
+  constexpr int kParts = 8;
+  const ir::Graph& body = spec.body;
+  const ir::Value value = body.find_input(text(partials));
+  const int lanes = epilogue_lanes(spec, value, 4);
+  Parameters parameters(body, spec);
+  const EpilogueCode epilogue = epilogue_code(spec, value, "sum[l]", lanes, parameters.operands(), {}, "element");
+  parameters.add("splits", p.splits);
+  add_outers(parameters, body, epilogue.outers);
+  const int64_t size = p.rows * p.columns;
+
+  KernelDraft draft;
+  draft.name = spec.name + "_sum";
+  draft.source = device_source(headers("gemm_sum.cuh")) + filled(R"(
+using index_t = $index;
+
+extern "C" __global__ void __launch_bounds__($threads, 1) $kernel($parameters) {
+  wait_for_previous_kernel();
+  let_next_kernel_start();
+  const index_t element = (static_cast<index_t>(blockIdx.x) * 32 + threadIdx.x % 32) * $lanes;
+  const bool valid = element < $size;
+  const Run<f32, $lanes> sum =
+      gemm::sum_of_splits<$lanes, $parts>($from + element, $size, static_cast<int>(splits), valid);
+  if (threadIdx.x >= 32 || !valid) return;
+$epilogue}
+)",
+                                                                 {{"index", p.is_wide ? "long long" : "int"},
+                                                                  {"threads", text(32 * kParts)},
+                                                                  {"parameters", parameters.text()},
+                                                                  {"lanes", text(lanes)},
+                                                                  {"parts", text(kParts)},
+                                                                  {"size", text(size)},
+                                                                  {"from", "p" + text(partials)},
+                                                                  {"epilogue", indented(epilogue.text, 2)}});
+  draft.grid.x = ceil_div(size, 32 * lanes);
+  draft.threads = 32 * kParts;
+  draft.arguments = parameters.arguments();
+  draft.bytes = parameters.bytes() + (p.splits - 1) * size * 4;
+  return draft;
+}
+
+}  // namespace difuse::codegen::cuda

@@ -1,0 +1,120 @@
+#include "codegen/cuda/emit/reduction/parts.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+#include "ir/op.h"
+
+namespace difuse::codegen::cuda::reduction {
+
+using ir::Graph;
+using ir::Node;
+using ir::Op;
+using ir::Value;
+
+Part part_of(const KernelSpec& spec, const std::vector<size_t>& outputs) {
+  Part part;
+  const Graph& body = spec.body;
+  std::vector<bool> needed(static_cast<size_t>(body.size()), false);
+  for (const size_t r : outputs) needed[static_cast<size_t>(body.outputs()[r].value.node)] = true;
+  for (int id = body.size() - 1; id >= 0; --id) {
+    if (!needed[static_cast<size_t>(id)]) continue;
+    for (const Value v : body.node(id).operands) needed[static_cast<size_t>(v.node)] = true;
+  }
+  std::map<Value, Value> copies;
+  for (int id = 0; id < body.size(); ++id) {
+    if (!needed[static_cast<size_t>(id)]) continue;
+    const Node& node = body.node(id);
+    std::vector<Value> operands;
+    for (const Value v : node.operands) operands.push_back(copies.at(v));
+    const std::vector<Value> made = ir::copy_node(part.body, node, operands);
+    for (size_t r = 0; r < made.size(); ++r) copies[{id, static_cast<int32_t>(r)}] = made[r];
+  }
+  for (const size_t r : outputs) {
+    part.body.set_output(std::to_string(part.results.size()), copies.at(body.outputs()[r].value));
+    part.results.push_back(spec.results[r]);
+    part.result_alignment.push_back(spec.result_alignment[r]);
+  }
+  return part;
+}
+
+ir::Shape iteration_shape(const Graph& body) {
+  for (const ir::NamedValue& output : body.outputs()) {
+    const Node& node = body.node(output.value);
+    return ir::has_trait(node, ir::kReduction) ? body.type(node.operands[0]).shape : node.types[0].shape;
+  }
+  return {};
+}
+
+bool is_wide(const Graph& body) {
+  constexpr int64_t kSpare = 1 << 24;  // indices run past the end before they are compared with it
+  for (int id = 0; id < body.size(); ++id) {
+    for (const ir::Type& t : body.node(id).types) {
+      if (t.elements() >= (int64_t{1} << 31) - kSpare) return true;
+    }
+  }
+  return false;
+}
+
+WholeTensors whole_tensors(const Graph& body, const ir::Shape& shape) {
+  WholeTensors found;
+  const auto see = [&](const ir::Type& t, bool read) {
+    if (t.shape != shape) return;
+    found.count += 1;
+    if (read) found.read_bytes += ir::size_of(t.dtype);
+    found.narrowest = std::min(found.narrowest, ir::size_of(t.dtype));
+  };
+  for (const int id : body.leaves(Op::input)) see(body.node(id).types[0], true);
+  for (const ir::NamedValue& output : body.outputs()) see(body.type(output.value), false);
+  return found;
+}
+
+int WholeTensors::longest_run() const {
+  if (count > 16) return 1;
+  if (count > 8) return 2;
+  return count > 5 || narrowest == 4 ? 4 : 8;
+}
+
+int fitting_lanes(const KernelSpec& spec, int64_t last_extent, int most, bool reductions_too) {
+  int lanes = most;
+  while (lanes > 1 && last_extent % lanes != 0) lanes /= 2;
+  for (size_t r = 0; r < spec.body.outputs().size(); ++r) {
+    const Value v = spec.body.outputs()[r].value;
+    if (!reductions_too && ir::has_trait(spec.body.node(v), ir::kReduction)) continue;
+    const int64_t size = ir::size_of(spec.body.type(v).dtype);
+    while (lanes > 1 && spec.result_alignment[r] % std::min<int64_t>(16, size * lanes) != 0) lanes /= 2;
+  }
+  return lanes;
+}
+
+std::vector<Term> split(const std::string& linear, std::span<const int64_t> extents, Lanes lanes) {
+  std::vector<Term> terms(extents.size());
+  std::string rest = linear;
+  for (size_t d = extents.size(); d-- > 1;) {
+    terms[d].text = fmt::format("remainder_of<{}>({})", extents[d], rest);
+    rest = fmt::format("quotient<{}>({})", extents[d], rest);
+  }
+  if (!terms.empty()) {
+    terms[0].text = rest;
+    terms.back().lanes = lanes;
+  }
+  return terms;
+}
+
+void hoist(BodyCode& code, const Graph& body, const std::vector<Term>& coords, size_t begin, size_t end) {
+  for (int id = 0; id < body.size(); ++id) {
+    const Node& node = body.node(id);
+    if (node.op != Op::broadcast || body.node(node.operands[0]).op != Op::input) continue;
+    const auto& dims = node.as<ir::BroadcastAttrs>().dims;
+    const bool varies = std::ranges::any_of(
+        dims, [&](int64_t d) { return static_cast<size_t>(d) >= begin && static_cast<size_t>(d) < end; });
+    if (varies) continue;
+    std::vector<Term> at;
+    for (const int64_t d : dims) at.push_back(coords[static_cast<size_t>(d)]);
+    code.value(node.operands[0], code.at(std::move(at)));
+  }
+}
+
+}  // namespace difuse::codegen::cuda::reduction

@@ -1,0 +1,63 @@
+// What the emitters of reduction bodies share.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "codegen/cuda/kernel_spec.h"
+#include "codegen/cuda/source/body_code.h"
+
+namespace difuse::codegen::cuda::reduction {
+
+/// Some results of a body, with what they need of it. The inputs keep their names, the outputs are "0", "1", ...
+struct Part {
+  ir::Graph body{"part"};
+  std::vector<Argument> results;
+  std::vector<int64_t> result_alignment;
+
+  KernelSpec spec(const KernelSpec& whole) const {
+    return {body, whole.operands, whole.alignment, results, result_alignment, whole.name, whole.flops, whole.device};
+  }
+};
+Part part_of(const KernelSpec& spec, const std::vector<size_t>& outputs);
+
+/// The shape that the body's loop runs over.
+ir::Shape iteration_shape(const ir::Graph& body);
+/// Whether some tensor of the body, or some multiple of it that a kernel computes with, passes 31 bits.
+bool is_wide(const ir::Graph& body);
+/// Tensors over the whole of `shape` among the body's inputs and outputs: how many, the bytes of an element of the
+/// narrowest, and of all inputs together.
+struct WholeTensors {
+  int count = 0;
+  int64_t narrowest = 4, read_bytes = 0;
+
+  /// The longest run whose loads all fit into registers at once: 16 bytes of the narrowest where tensors are few.
+  int longest_run() const;
+};
+WholeTensors whole_tensors(const ir::Graph& body, const ir::Shape& shape);
+/// The longest run, at most `most`, that divides the last extent and that results can be stored in: all of them, or
+/// those that are not reductions.
+int fitting_lanes(const KernelSpec& spec, int64_t last_extent, int most, bool reductions_too);
+
+/// Coordinates of a row-major offset `linear` inside `extents`; the outermost extent is not written.
+std::vector<Term> split(const std::string& linear, std::span<const int64_t> extents, Lanes lanes);
+/// Writes the loads of broadcast operands that use none of the dimensions from `begin` up to `end`: they can stand
+/// before a loop over those.
+void hoist(BodyCode& code, const ir::Graph& body, const std::vector<Term>& coords, size_t begin, size_t end);
+
+/// All reductions of the body are reduce_sum and reduce_max over the same axes; there may be none.
+void emit_reduce(const KernelSpec& spec, Emission& emission);
+/// The body has one channel_moments.
+void emit_moments(const KernelSpec& spec, Emission& emission);
+
+/// A dimension of what the first kernel left, outermost first.
+struct Dim {
+  int64_t extent;
+  bool reduced;
+};
+/// Second stage: reductions of tensors that have these dimensions. `maxima[i]` says what the i-th is.
+void emit_finish(Emission& emission, std::vector<Dim> dims, const std::vector<bool>& maxima,
+                 const std::vector<Argument>& from, const std::vector<Argument>& to);
+
+}  // namespace difuse::codegen::cuda::reduction

@@ -1,0 +1,79 @@
+// What an emitter gets and what it gives.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "codegen/cuda/cuda_plan.h"
+#include "ir/device_spec.h"
+#include "ir/graph.h"
+
+namespace difuse::codegen::cuda {
+
+/// One node of the graph as a problem: a body (node_body.h: inputs "0", "1", ..., outputs "0", "1", ...) and where its
+/// operands and results lie.
+struct KernelSpec {
+  const ir::Graph& body;
+  std::vector<Argument> operands;  ///< By input. Every operand starts at a multiple of its `alignment`.
+  std::vector<int64_t> alignment;  ///< Bytes, by input; at most 256.
+  std::vector<Argument> results;   ///< By output; kind `number` where nobody reads the result: it is not stored.
+  std::vector<int64_t> result_alignment;
+  std::string name;  ///< What it computes, without the batch: "conv_fprop_3x3_h28w28c32k32".
+  int64_t flops = 0;
+  const ir::DeviceSpec& device;
+  std::vector<bool> is_tf32 = {};  ///< By input, empty for none: every element is a float rounded to tf32.
+
+  bool wanted(size_t result) const { return results[result].kind != Argument::Kind::number; }
+};
+
+/// A kernel's source before it has a name: `$kernel` stands for the name in `source`, which defines
+/// `extern "C" __global__ void $kernel(...)` and begins with the device headers it needs (device_source).
+///
+/// The batch never appears in the source: it is an argument, so that a new batch compiles nothing.
+struct KernelDraft {
+  std::string name;  ///< What it computes; a hash of the source is appended.
+  std::string source;
+  std::vector<std::string> options;  ///< NVRTC options beyond the fixed ones.
+  Grid grid;
+  int threads = 128;
+  int64_t shared_bytes = 0;
+  std::vector<Argument> arguments;
+  int64_t bytes = 0, flops = 0;
+};
+
+/// Collects what an emitter makes of one spec.
+class Emission {
+ public:
+  virtual ~Emission() = default;
+  /// `bytes` of workspace, at a multiple of 256, that the spec's own launches share.
+  virtual Argument workspace(int64_t bytes) = 0;
+  /// Launches run in the order of these calls.
+  virtual void launch(KernelDraft draft) = 0;
+};
+
+/// Turns one kind of body into launches.
+struct Emitter {
+  std::string_view name;
+  bool (*accepts)(const ir::Graph& body);
+  void (*emit)(const KernelSpec& spec, Emission& emission);
+};
+
+/// In the order in which they are asked; the first that accepts a body emits it.
+std::span<const Emitter> emitters();
+
+// By hero; each in emit/<name>.cpp.
+bool accepts_contraction(const ir::Graph& body);  ///< conv_fprop, conv_dgrad, conv_wgrad, matmul and what is around it.
+void emit_contraction(const KernelSpec& spec, Emission& emission);
+bool accepts_attention(const ir::Graph& body);  ///< attention or attention_grad.
+void emit_attention(const KernelSpec& spec, Emission& emission);
+bool accepts_pack(const ir::Graph& body);
+void emit_pack(const KernelSpec& spec, Emission& emission);
+bool accepts_group_finish(const ir::Graph& body);
+void emit_group_finish(const KernelSpec& spec, Emission& emission);
+bool accepts_reduction(const ir::Graph& body);  ///< reduce_sum, reduce_max, channel_moments, with elementwise ops.
+void emit_reduction(const KernelSpec& spec, Emission& emission);
+bool accepts_elementwise(const ir::Graph& body);  ///< Ops whose element is computed from elements: BodyCode::can.
+void emit_elementwise(const KernelSpec& spec, Emission& emission);
+
+}  // namespace difuse::codegen::cuda

@@ -1,0 +1,12 @@
+# Writes OUTPUT, a C++ source that holds every file of HEADERS (a list, separated by |) as a string.
+string(REPLACE "|" ";" headers "${HEADERS}")
+set(text "#include \"codegen/cuda/source/embedded.h\"\n\nnamespace difuse::codegen::cuda {\n\n")
+string(APPEND text "std::span<const EmbeddedHeader> embedded_headers() {\n")
+string(APPEND text "  static constexpr EmbeddedHeader kHeaders[] = {\n")
+foreach(header IN LISTS headers)
+  get_filename_component(name "${header}" NAME)
+  file(READ "${header}" content)
+  string(APPEND text "      {\"${name}\", R\"cuh(${content})cuh\"},\n")
+endforeach()
+string(APPEND text "  };\n  return kHeaders;\n}\n\n}  // namespace difuse::codegen::cuda\n")
+file(WRITE "${OUTPUT}" "${text}")

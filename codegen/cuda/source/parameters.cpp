@@ -1,0 +1,74 @@
+#include "codegen/cuda/source/parameters.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+
+#include "codegen/cuda/source/body_code.h"
+
+namespace difuse::codegen::cuda {
+
+Parameters::Parameters(const ir::Graph& body, const KernelSpec& spec) {
+  operands_.resize(spec.operands.size());
+  const auto users = body.users();
+  for (size_t i = 0; i < spec.operands.size(); ++i) {
+    operands_[i] = fmt::format("p{}", i);
+    const ir::Value v = body.find_input(std::to_string(i));
+    const bool is_output = std::ranges::any_of(body.outputs(), [&](const auto& n) { return n.value == v; });
+    if (!v.valid() || (users[static_cast<size_t>(v.node)].empty() && !is_output)) continue;
+    add(operands_[i], fmt::format("const {}*", storage_type(body.type(v).dtype)), spec.operands[i]);
+    bytes_ += body.type(v).bytes();
+  }
+  for (size_t r = 0; r < spec.results.size(); ++r) {
+    if (!spec.wanted(r)) continue;
+    const ir::Type& type = body.type(body.outputs()[r].value);
+    add(result(r), storage_type(type.dtype) + "*", spec.results[r]);
+    bytes_ += type.bytes();
+  }
+}
+
+void Parameters::add(std::string name, int64_t number) { add(std::move(name), "long long", Argument::number(number)); }
+
+void Parameters::add(std::string name, std::string type, Argument argument) {
+  text_ += fmt::format("{}{} {}", text_.empty() ? "" : ", ", type, name);
+  arguments_.push_back(argument);
+}
+
+std::string filled(std::string_view text, const std::vector<std::pair<std::string_view, std::string>>& fields) {
+  std::string result;
+  for (size_t at = 0; at < text.size();) {
+    if (text[at] != '$') {
+      result += text[at++];
+      continue;
+    }
+    size_t end = at + 1;
+    while (end < text.size() && (std::isalnum(static_cast<unsigned char>(text[end])) != 0 || text[end] == '_')) ++end;
+    const std::pair<std::string_view, std::string>* best = nullptr;
+    for (const auto& field : fields) {
+      if (text.substr(at + 1, end - at - 1).starts_with(field.first) &&
+          (best == nullptr || field.first.size() > best->first.size())) {
+        best = &field;
+      }
+    }
+    if (best == nullptr) {
+      result += text[at++];
+    } else {
+      result += best->second;
+      at += 1 + best->first.size();
+    }
+  }
+  return result;
+}
+
+std::string indented(std::string_view lines, int spaces) {
+  std::string result;
+  for (size_t at = 0; at < lines.size();) {
+    const size_t end = std::min(lines.find('\n', at), lines.size() - 1);
+    result.append(static_cast<size_t>(spaces), ' ').append(lines.substr(at, end + 1 - at));
+    at = end + 1;
+  }
+  return result;
+}
+
+}  // namespace difuse::codegen::cuda

@@ -1,0 +1,48 @@
+// Small pieces that every emitter's source text needs: a kernel's parameters, and templates with named fields.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "codegen/cuda/kernel_spec.h"
+
+namespace difuse::codegen::cuda {
+
+/// A kernel's parameter list as text and as arguments, in one order: operands that the body reads, results that are
+/// wanted, numbers.
+class Parameters {
+ public:
+  /// `body` is the spec's, or one with the same inputs and outputs.
+  Parameters(const ir::Graph& body, const KernelSpec& spec);
+
+  /// Appends a `long long`.
+  void add(std::string name, int64_t number);
+  /// Appends a pointer: "const f32*".
+  void add(std::string name, std::string type, Argument argument);
+
+  /// The pointers of the body's inputs "0", "1", ...: "p0", "p1", ...
+  const std::vector<std::string>& operands() const { return operands_; }
+  /// "y0", ...
+  static std::string result(size_t r) { return "y" + std::to_string(r); }
+
+  std::string text() const { return text_; }
+  const std::vector<Argument>& arguments() const { return arguments_; }
+  /// Of the operands and results among the parameters, each once.
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  std::string text_;
+  std::vector<std::string> operands_;
+  std::vector<Argument> arguments_;
+  int64_t bytes_ = 0;
+};
+
+/// `text` with every `$name` of `fields` replaced; a longer name wins. Other `$` stay ($kernel is filled in later).
+std::string filled(std::string_view text, const std::vector<std::pair<std::string_view, std::string>>& fields);
+
+/// Every line moved right by `spaces`.
+std::string indented(std::string_view lines, int spaces);
+
+}  // namespace difuse::codegen::cuda

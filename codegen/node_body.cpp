@@ -1,0 +1,96 @@
+#include "codegen/node_body.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <map>
+
+#include "ir/builder.h"
+#include "ir/op.h"
+
+namespace difuse::codegen {
+namespace {
+
+using ir::Graph;
+using ir::Node;
+using ir::Op;
+using ir::Value;
+
+constexpr size_t kLongestName = 72;
+
+/// The extents but the outermost, which is the batch or depends on it.
+std::string sizes(const ir::Shape& shape) {
+  if (shape.size() < 2) return "";
+  return fmt::format("_{}", fmt::join(shape.begin() + 1, shape.end(), "x"));
+}
+
+std::string op_name(const Graph& graph, const Node& node) {
+  const ir::Shape& shape = node.types[0].shape;
+  const auto operand = [&](size_t i) -> const ir::Shape& { return graph.type(node.operands[i]).shape; };
+  const auto conv = [&](const ir::Shape& weights, const ir::Shape& image) {
+    return fmt::format("{}_{}x{}_h{}w{}c{}k{}", ir::to_string(node.op), weights[1], weights[2], image[1], image[2],
+                       weights[3], weights[0]);
+  };
+  switch (node.op) {
+    case Op::conv_fprop:
+      return conv(operand(1), operand(0));
+    case Op::conv_dgrad:
+      return conv(operand(1), shape);
+    case Op::conv_wgrad:
+      return conv(shape, operand(0));
+    case Op::matmul: {
+      const auto& attrs = node.as<ir::MatmulAttrs>();
+      // What is reduced over the rows of a batch is a weight's gradient.
+      if (attrs.transpose_a) return fmt::format("matmul_rows_{}x{}", shape[0], shape[1]);
+      return fmt::format("matmul_{}x{}", operand(0)[1], shape[1]);
+    }
+    default:
+      return fmt::format("{}{}", ir::to_string(node.op), sizes(shape));
+  }
+}
+
+}  // namespace
+
+NodeBody node_body(const Graph& graph, int id) {
+  const Node& node = graph.node(id);
+  if (node.op == Op::fusion) return {*node.as<ir::FusionAttrs>().body, node.operands};
+  NodeBody made;
+  ir::Builder b(made.graph);
+  std::map<Value, Value> inputs;
+  std::vector<Value> operands;
+  for (Value v : node.operands) {
+    const auto [it, fresh] = inputs.try_emplace(v);
+    if (fresh) {
+      it->second = b.input(std::to_string(made.operands.size()), graph.type(v));
+      made.operands.push_back(v);
+    }
+    operands.push_back(it->second);
+  }
+  const Value first = made.graph.add(node.op, operands, node.attrs);
+  for (int r = 0; r < static_cast<int>(node.types.size()); ++r) {
+    made.graph.set_output(std::to_string(r), {first.node, r});
+  }
+  return made;
+}
+
+std::string node_name(const Graph& graph, int id) {
+  const Node& node = graph.node(id);
+  if (node.op != Op::fusion) return op_name(graph, node);
+  const auto& attrs = node.as<ir::FusionAttrs>();
+  const Graph& body = *attrs.body;
+  std::string name(ir::to_string(attrs.hero));
+  const ir::Shape* largest = &node.types[0].shape;
+  for (int part = 0; part < body.size(); ++part) {
+    const Node& inner = body.node(part);
+    if (ir::has_trait(inner, ir::Trait(ir::kLeaf | ir::kBroadcast | ir::kView))) continue;
+    for (const ir::Type& t : inner.types) {
+      if (t.elements() > ir::element_count(*largest)) largest = &t.shape;
+    }
+    const std::string op =
+        ir::has_trait(inner, ir::kContraction) ? op_name(body, inner) : std::string(ir::to_string(inner.op));
+    if (name.size() + op.size() < kLongestName) name += "_" + op;
+  }
+  return name + sizes(*largest);
+}
+
+}  // namespace difuse::codegen

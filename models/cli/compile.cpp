@@ -1,0 +1,161 @@
+#include "runtime/compile.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+#include <set>
+
+#include "ir/error.h"
+#include "models/cli/commands.h"
+#include "models/cli/flags.h"
+#include "models/cli/problem_flags.h"
+#include "models/run/compile_progress.h"
+#include "models/run/console.h"
+#include "models/run/units.h"
+#include "runtime/atomic_file.h"
+#include "runtime/cuda/device.h"
+
+namespace difuse::models {
+namespace {
+
+namespace fs = std::filesystem;
+
+using Kernels = std::vector<std::shared_ptr<const codegen::CompiledKernel>>;
+
+struct CompileFlags {
+  ProblemChoice problem;
+  std::optional<passes::Precision> precision;
+  std::optional<std::string> arch;
+  std::string dump;
+};
+
+/// What --arch names; the machine's own GPU, or else an H100, where it is not given.
+ir::DeviceSpec device_of(const std::optional<std::string>& arch) {
+  if (!arch) {
+    if (const auto gpu = runtime::CudaDevice::find()) return gpu->spec();
+  }
+  const std::string name = arch.value_or("sm_90a");
+  if (const ir::DeviceSpec* known = ir::find_device_spec(name)) return *known;
+  std::set<std::string> names;
+  for (const ir::DeviceSpec& d : ir::known_devices()) names.insert(ir::architecture_name(d));
+  throw Error(fmt::format("--arch '{}' is unknown", name),
+              fmt::format("give {}, or a card such as a100 or rtx4090", fmt::join(names, ", ")), ExitCode::wrong_usage);
+}
+
+std::string grid_text(const codegen::cuda::Grid& grid) {
+  std::string text = fmt::format("{}", grid.x);
+  if (grid.y > 1 || grid.z > 1) text += fmt::format("x{}", grid.y);
+  if (grid.z > 1) text += fmt::format("x{}", grid.z);
+  return text;
+}
+
+/// `kernels` may be empty: nothing is compiled yet.
+void print_kernels(const codegen::cuda::CudaPlan& plan, const Kernels& kernels) {
+  say("{:>5} {:>6} {:>14} {:>8} {:>5} {:>9} {:>10} {:>10}  {}\n", "", "node", "blocks", "threads", "regs", "shared",
+      "MB", "MFLOP", "kernel");
+  for (size_t i = 0; i < plan.calls.size(); ++i) {
+    const codegen::cuda::KernelCall& call = plan.calls[i];
+    const auto source = static_cast<size_t>(call.source);
+    int64_t shared = call.shared_bytes;
+    std::string registers = "-";
+    if (!kernels.empty()) {
+      shared += kernels[source]->resources.static_shared_bytes;
+      registers = fmt::format("{}", kernels[source]->resources.registers);
+    }
+    say("{:>5} {:>6} {:>14} {:>8} {:>5} {:>9} {:>10.3f} {:>10.1f}  {}\n", i, fmt::format("%{}", call.node),
+        grid_text(call.grid), call.threads, registers, shared, static_cast<double>(call.bytes) * 1e-6,
+        static_cast<double>(call.flops) * 1e-6, plan.sources[source].name);
+  }
+}
+
+void print_sums(const codegen::cuda::CudaPlan& plan) {
+  int64_t bytes = 0, flops = 0;
+  for (const codegen::cuda::KernelCall& call : plan.calls) {
+    bytes += call.bytes;
+    flops += call.flops;
+  }
+  const auto text = [](int64_t count) { return format_bytes(static_cast<uint64_t>(count)); };
+  say("kernels: {} ({} different)\n", plan.calls.size(), plan.sources.size());
+  say("bytes moved: {} ({})\n", text(bytes), format_count(bytes));
+  say("operations: {:.3f} GFLOP (a multiply-add counts as two)\n", static_cast<double>(flops) * 1e-9);
+  say("arena: {}, of it state {}; without reuse of memory it would be {}\n", text(plan.memory.arena_bytes),
+      text(plan.memory.state_bytes), text(plan.memory.tensor_bytes));
+  say("workspace: {}\n", text(plan.workspace_bytes));
+}
+
+void dump_kernels(const fs::path& folder, const codegen::cuda::CudaPlan& plan, const Kernels& kernels) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) throw runtime::write_error(folder, error.value());
+  const auto write = [&](const std::string& name, std::span<const std::byte> bytes) {
+    runtime::AtomicFile file(folder / name);
+    file.write(bytes);
+    file.commit();
+  };
+  for (size_t i = 0; i < plan.sources.size(); ++i) {
+    write(plan.sources[i].name + ".cu", std::as_bytes(std::span(plan.sources[i].source)));
+    if (!kernels.empty()) write(plan.sources[i].name + ".cubin", kernels[i]->cubin);
+  }
+  say("dumped: {}\n", folder.string());
+}
+
+int run_compile(const CompileFlags& flags, const CommandContext& context) {
+  using Clock = std::chrono::steady_clock;
+  const auto seconds = [](Clock::time_point since) {
+    return std::chrono::duration<double>(Clock::now() - since).count();
+  };
+  const Problem problem = load_problem(flags.problem, "compile");
+  const ir::DeviceSpec device = device_of(flags.arch);
+  CompileProgress progress;
+  runtime::CompileSettings settings;
+  settings.precision = flags.precision.value_or(passes::Precision::bf16);
+  settings.log = &std::cerr;
+  int cached = 0, total = 0;
+  settings.progress = [&](const codegen::CompileProgress& now) {
+    cached = now.cached, total = now.total;
+    progress.show(now);
+  };
+  say("compiling {} for {} ({}), {}\n", problem.title, ir::architecture_name(device), device.name,
+      passes::to_string(settings.precision));
+  std::fflush(stdout);
+  const auto begin = Clock::now();
+  const codegen::cuda::CudaPlan plan = runtime::plan_cuda(problem.graph, context.options, device, settings);
+  const double plan_seconds = seconds(begin);
+  const auto compile_begin = Clock::now();
+  Kernels kernels;
+  try {
+    const auto cache = runtime::open_kernel_cache(context.options, &std::cerr);
+    kernels = runtime::compile_kernels(plan, context.options, *cache, 0, settings);
+  } catch (const Error&) {
+    print_kernels(plan, {});
+    print_sums(plan);
+    if (!flags.dump.empty()) dump_kernels(flags.dump, plan, {});
+    throw;
+  }
+  const double compile_seconds = seconds(compile_begin);
+  print_kernels(plan, kernels);
+  print_sums(plan);
+  say("compiled: {} of {} in {:.2f} s, the others came from the cache; planning took {:.2f} s\n", total - cached, total,
+      compile_seconds, plan_seconds);
+  if (!flags.dump.empty()) dump_kernels(flags.dump, plan, kernels);
+  return 0;
+}
+
+}  // namespace
+
+Action add_compile(CLI::App& app) {
+  auto flags = std::make_shared<CompileFlags>();
+  add_problem(app, flags->problem);
+  add_dtype(app, flags->precision, "bf16");
+  add_text(app, "--arch", flags->arch, "sm_80|sm_90a|...", "GPU to compile for; none has to be there",
+           "this machine's, or sm_90a");
+  add_path(app, "--dump", flags->dump, "Folder for each kernel's source (.cu) and code (.cubin)");
+  return [flags](const CommandContext& context) { return run_compile(*flags, context); };
+}
+
+}  // namespace difuse::models

@@ -1,0 +1,15 @@
+#include "models/cli/problem_flags.h"
+
+#include "models/cli/flags.h"
+#include "models/cli/names.h"
+
+namespace difuse::models {
+
+void add_problem(CLI::App& app, ProblemChoice& to) {
+  add_choice(app, "--model", to.model, preset_names(), "Preset; difuse inspect NAME describes it");
+  add_choice(app, "--mode", to.mode, {"train", "sample"}, "A training step or a sampling step", "train");
+  add_whole(app, "--batch", to.batch, {1, 1 << 20}, "Images a step", "the preset's; 16 for sampling");
+  add_path(app, "--graph", to.graph, "A graph in text form instead of a model; DIFUSE_DUMP writes such files");
+}
+
+}  // namespace difuse::models

@@ -1,0 +1,234 @@
+#include "runtime/cuda/executor.h"
+
+#include <fmt/format.h>
+
+#include <numeric>
+
+#include "ir/error.h"
+
+namespace difuse::runtime {
+
+using codegen::cuda::Argument;
+using codegen::cuda::KernelCall;
+
+CudaExecutor::CudaExecutor(std::shared_ptr<const CudaDevice> device, codegen::cuda::CudaPlan plan,
+                           std::span<const std::shared_ptr<const codegen::CompiledKernel>> kernels,
+                           const CudaExecutorOptions& options)
+    : CudaExecutor(std::move(device), std::make_unique<codegen::cuda::CudaPlan>(std::move(plan)), kernels, options) {}
+
+CudaExecutor::CudaExecutor(std::shared_ptr<const CudaDevice> device, std::unique_ptr<codegen::cuda::CudaPlan> plan,
+                           std::span<const std::shared_ptr<const codegen::CompiledKernel>> kernels,
+                           const CudaExecutorOptions& options)
+    : Executor(plan->graph, plan->memory),
+      device_(std::move(device)),
+      plan_(std::move(plan)),
+      options_(options),
+      kernels_(*device_, *plan_, kernels),
+      arena_(*device_, static_cast<size_t>(plan_->memory.arena_bytes),
+             fmt::format("the graph \"{}\"", plan_->graph.name())),
+      workspace_(*device_, static_cast<size_t>(plan_->workspace_bytes),
+                 fmt::format("the workspace of the graph \"{}\"", plan_->graph.name())),
+      uploads_(*device_),
+      fetches_(std::make_shared<FetchPool>(device_)),
+      // On older cards the kernels' own waiting is empty.
+      may_depend_(device_->spec().architecture >= 90),
+      seconds_(plan_->calls.size()) {
+  dependent_.id = cuda::LaunchAttributeId::programmatic_stream_serialization;
+  dependent_.value.programmatic_stream_serialization = 1;
+  prepare_launches();
+  arena_.zero();
+  workspace_.zero();
+  fill_leaves();
+}
+
+CudaExecutor::~CudaExecutor() {
+  try {
+    wait();        // Nothing may be freed under a kernel.
+  } catch (...) {  // It was thrown before, or nobody asked for the step.
+  }
+}
+
+void CudaExecutor::prepare_launches() {
+  launches_.resize(plan_->calls.size());
+  for (size_t i = 0; i < launches_.size(); ++i) {
+    const KernelCall& call = plan_->calls[i];
+    Launch& launch = launches_[i];
+    constexpr int64_t kMostX = (int64_t{1} << 31) - 1, kMostYZ = 65535;
+    const auto fits = [](int64_t extent, int64_t most) { return extent >= 1 && extent <= most; };
+    if (!fits(call.grid.x, kMostX) || !fits(call.grid.y, kMostYZ) || !fits(call.grid.z, kMostYZ) ||
+        !fits(call.threads, 1024)) {
+      throw Error(fmt::format("{} cannot be launched: {} x {} x {} blocks of {} threads", name_of(i), call.grid.x,
+                              call.grid.y, call.grid.z, call.threads),
+                  "use a smaller --batch; where the batch is small, this is a fault of difuse");
+    }
+    launch.config = {.grid_x = static_cast<unsigned>(call.grid.x),
+                     .grid_y = static_cast<unsigned>(call.grid.y),
+                     .grid_z = static_cast<unsigned>(call.grid.z),
+                     .block_x = static_cast<unsigned>(call.threads),
+                     .block_y = 1,
+                     .block_z = 1,
+                     .dynamic_shared_bytes = static_cast<unsigned>(call.shared_bytes),
+                     .stream = device_->stream(),
+                     .attributes = &dependent_,
+                     .attribute_count = 0};
+    launch.function = kernels_.function(call.source);
+    for (const Argument& argument : call.arguments) {
+      auto value = static_cast<uint64_t>(argument.value);
+      if (argument.kind == Argument::Kind::arena) value += arena_.address();
+      if (argument.kind == Argument::Kind::workspace) value += workspace_.address();
+      launch.values.push_back(value);
+    }
+    for (uint64_t& value : launch.values) launch.arguments.push_back(&value);
+  }
+}
+
+std::string CudaExecutor::name_of(size_t call) const {
+  const KernelCall& c = plan_->calls[call];
+  return fmt::format("the kernel {} (%{} of the graph \"{}\")", plan_->sources[static_cast<size_t>(c.source)].name,
+                     c.node, graph().name());
+}
+
+std::string CudaExecutor::step_text() const {
+  return fmt::format("a step of \"{}\" on the GPU (DIFUSE_DEBUG=1 checks kernel by kernel)", graph().name());
+}
+
+void CudaExecutor::launch(size_t call, bool dependent) {
+  Launch& launch = launches_[call];
+  launch.config.attribute_count = dependent && may_depend_ ? 1 : 0;
+  const CudaDriver& cuda = device_->driver();
+  const cuda::Result result = cuda->cuLaunchKernelEx(&launch.config, launch.function, launch.arguments.data(), nullptr);
+  if (result != cuda::Result::success) cuda.require(result, fmt::format("launching {}", name_of(call)));
+}
+
+/// A kernel may begin while the one before it ends; before the first one comes something else than a kernel.
+void CudaExecutor::launch_all() {
+  device_->use();
+  for (size_t i = 0; i < launches_.size(); ++i) launch(i, /*dependent=*/i > 0);
+}
+
+void CudaExecutor::launch_checked() {
+  wait();
+  for (size_t i = 0; i < launches_.size(); ++i) {
+    launch(i, /*dependent=*/false);
+    device_->wait(name_of(i));
+  }
+}
+
+void CudaExecutor::run() {
+  if (!has_run_ || options_.check) {
+    launch_checked();  // What fails is named, and the driver has loaded all code before anything is captured.
+    has_run_ = true;
+  } else if (profiling_) {
+    run_profiled();
+  } else if (!options_.graphs) {
+    launch_all();
+  } else {
+    if (!graph_) {
+      Capture capture(*device_);
+      launch_all();
+      graph_ = capture.finish();
+    }
+    graph_->launch(step_text());
+  }
+}
+
+void CudaExecutor::wait() const { device_->wait(step_text()); }
+
+/// Marks between the steps: while one runs, the host starts the next, so what the host takes is not in them.
+std::vector<double> CudaExecutor::time_steps(int count) {
+  std::deque<Event> marks;
+  run();  // The first mark is made while a step runs.
+  for (int i = 0; i <= count; ++i) {
+    marks.emplace_back(*device_, /*timed=*/true).record();
+    if (i < count) run();
+  }
+  marks.back().wait(step_text());
+  std::vector<double> seconds;
+  for (size_t i = 1; i < marks.size(); ++i) seconds.push_back(marks[i].seconds_since(marks[i - 1]));
+  return seconds;
+}
+
+/// Marks between the kernels, in a graph of their own: launched one by one, short kernels would wait for the host.
+void CudaExecutor::capture_profile() {
+  while (marks_.size() <= launches_.size()) marks_.emplace_back(*device_, /*timed=*/true);
+  if (!options_.graphs || profile_graph_) return;
+  Capture capture(*device_);
+  for (size_t i = 0; i < launches_.size(); ++i) {
+    marks_[i].record_in_capture();
+    launch(i, /*dependent=*/false);
+  }
+  marks_.back().record_in_capture();
+  profile_graph_ = capture.finish();
+}
+
+void CudaExecutor::run_profiled() {
+  device_->use();
+  capture_profile();
+  if (profile_graph_) {
+    profile_graph_->launch(step_text());
+  } else {
+    for (size_t i = 0; i < launches_.size(); ++i) {
+      marks_[i].record();
+      launch(i, /*dependent=*/false);
+    }
+    marks_.back().record();
+  }
+  collect_profile();
+}
+
+void CudaExecutor::collect_profile() {
+  wait();
+  for (size_t i = 0; i < launches_.size(); ++i) seconds_[i].push_back(marks_[i + 1].seconds_since(marks_[i]));
+}
+
+std::vector<KernelProfile> CudaExecutor::profile() const {
+  std::vector<KernelProfile> rows;
+  for (size_t i = 0; i < plan_->calls.size(); ++i) {
+    const KernelCall& call = plan_->calls[i];
+    const double sum = std::accumulate(seconds_[i].begin(), seconds_[i].end(), 0.0);
+    rows.push_back({plan_->sources[static_cast<size_t>(call.source)].name, "cuda", call.node,
+                    static_cast<int64_t>(seconds_[i].size()), sum, median(seconds_[i]), call.bytes, call.flops});
+  }
+  return rows;
+}
+
+void CudaExecutor::run_observed(NodeObserver& observer) {
+  wait();
+  for (size_t i = 0; i < launches_.size();) {
+    const int node = plan_->calls[i].node;
+    observer.before(node);
+    for (; i < launches_.size() && plan_->calls[i].node == node; ++i) {
+      launch(i, /*dependent=*/false);
+      device_->wait(name_of(i));
+    }
+    observer.after(node);
+  }
+  has_run_ = true;
+}
+
+void CudaExecutor::upload(int64_t offset, std::span<const std::byte> bytes, int slot) {
+  if (bytes.empty()) return;
+  const cuda::DevicePointer to = arena_.address() + static_cast<cuda::DevicePointer>(offset);
+  if (slot >= 0) {
+    uploads_.upload(slot, to, bytes);
+    return;
+  }
+  const CudaDriver& cuda = device_->use();
+  cuda.require(cuda->cuMemcpyHtoDAsync_v2(to, bytes.data(), bytes.size(), device_->stream()), "uploading a tensor");
+  device_->wait("uploading a tensor");
+}
+
+void CudaExecutor::download(int64_t offset, std::span<std::byte> bytes) const {
+  wait();
+  if (bytes.empty()) return;
+  const CudaDriver& cuda = device_->use();
+  const cuda::DevicePointer from = arena_.address() + static_cast<cuda::DevicePointer>(offset);
+  cuda.require(cuda->cuMemcpyDtoHAsync_v2(bytes.data(), from, bytes.size(), device_->stream()), "downloading a tensor");
+  device_->wait("downloading a tensor");
+}
+
+std::unique_ptr<Fetch> CudaExecutor::start_fetch(int64_t offset, int64_t bytes) const {
+  return fetches_->start(arena_.address() + static_cast<cuda::DevicePointer>(offset), static_cast<size_t>(bytes));
+}
+
+}  // namespace difuse::runtime

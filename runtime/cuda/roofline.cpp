@@ -1,0 +1,157 @@
+#include "runtime/cuda/roofline.h"
+
+#include <algorithm>
+#include <functional>
+#include <vector>
+
+#include "codegen/cuda/source/device_source.h"
+#include "codegen/jit/compiler.h"
+#include "runtime/cuda/kernels.h"
+#include "runtime/cuda/owners.h"
+
+namespace difuse::runtime {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kLoops = 4096;
+constexpr int kChains = 8;  // Independent sums: enough to hide a product's latency.
+
+struct Products {
+  const char* name;
+  const char* text;
+  const char* source;
+  double flops_per_thread;  // Of one product.
+};
+
+constexpr Products kBf16{"products_bf16", "mma.sync bf16", R"(
+extern "C" __global__ void __launch_bounds__(256) products_bf16(float* out, long long loops) {
+  float sum[8][4] = {};
+  const unsigned a[4] = {threadIdx.x, 1u, 2u, 3u}, b[2] = {threadIdx.x, 1u};
+  for (long long i = 0; i < loops; ++i) {
+#pragma unroll
+    for (int c = 0; c < 8; ++c) mma_bf16(sum[c], a, b);
+  }
+  float total = 0.0f;
+#pragma unroll
+  for (int c = 0; c < 8; ++c) total += sum[c][0] + sum[c][1] + sum[c][2] + sum[c][3];
+  out[blockIdx.x * 256 + threadIdx.x] = total;
+})",
+                         2.0 * 16 * 8 * 16 / 32};
+
+constexpr Products kTf32{"products_tf32", "mma.sync tf32", R"(
+extern "C" __global__ void __launch_bounds__(256) products_tf32(float* out, long long loops) {
+  float sum[8][4] = {};
+  const float x = threadIdx.x * 1e-3f;
+  const float a[4] = {x, x, x, x}, b[2] = {x, x};
+  for (long long i = 0; i < loops; ++i) {
+#pragma unroll
+    for (int c = 0; c < 8; ++c) mma_tf32(sum[c], a, b);
+  }
+  float total = 0.0f;
+#pragma unroll
+  for (int c = 0; c < 8; ++c) total += sum[c][0] + sum[c][1] + sum[c][2] + sum[c][3];
+  out[blockIdx.x * 256 + threadIdx.x] = total;
+})",
+                         2.0 * 16 * 8 * 8 / 32};
+
+constexpr Products kF32{"products_f32", "fma f32", R"(
+extern "C" __global__ void __launch_bounds__(256) products_f32(float* out, long long loops) {
+  float sum[8] = {};
+  const float x = threadIdx.x * 1e-3f;
+  for (long long i = 0; i < loops; ++i) {
+#pragma unroll
+    for (int c = 0; c < 8; ++c) sum[c] = fmaf(sum[c], x, x);
+  }
+  float total = 0.0f;
+#pragma unroll
+  for (int c = 0; c < 8; ++c) total += sum[c];
+  out[blockIdx.x * 256 + threadIdx.x] = total;
+})",
+                        2.0};
+
+const Products& products_of(passes::Precision precision) {
+  switch (precision) {
+    case passes::Precision::bf16:
+      return kBf16;
+    case passes::Precision::tf32:
+      return kTf32;
+    case passes::Precision::f32:
+      break;
+  }
+  return kF32;
+}
+
+/// The best of several runs: what the card can do, whatever its clocks were doing at first.
+double least_seconds(const CudaDevice& device, const std::function<void()>& work) {
+  constexpr int kRuns = 6;
+  double least = 0;
+  for (int i = 0; i < kRuns; ++i) {
+    Event start(device, /*timed=*/true), end(device, /*timed=*/true);
+    start.record();
+    work();
+    end.record();
+    end.wait("measuring the GPU");
+    const double seconds = end.seconds_since(start);
+    if (i > 0) least = least == 0 ? seconds : std::min(least, seconds);
+  }
+  return least;
+}
+
+double measure_copy(const CudaDevice& device) {
+  constexpr size_t kBytes = size_t{1} << 28;
+  const DeviceMemory from(device, kBytes, "measuring"), to(device, kBytes, "measuring");
+  const CudaDriver& cuda = device.use();
+  const double seconds = least_seconds(device, [&] {
+    cuda.require(cuda->cuMemcpyDtoDAsync_v2(to.address(), from.address(), kBytes, device.stream()), "copying");
+  });
+  return 2.0 * kBytes / seconds;
+}
+
+double measure_products(const CudaDevice& device, const codegen::CompiledKernel& kernel, const Products& products) {
+  const int64_t blocks = device.spec().processors * 4;
+  codegen::cuda::CudaPlan plan;  // One call, so that the kernel is loaded like any other.
+  plan.calls.push_back({.source = 0, .node = 0, .grid = {}, .threads = kThreads, .shared_bytes = 0, .arguments = {}});
+  const std::shared_ptr<const codegen::CompiledKernel> alias(std::shared_ptr<void>(), &kernel);
+  const LoadedKernels loaded(device, plan, std::span(&alias, 1));
+  const DeviceMemory out(device, static_cast<size_t>(blocks) * kThreads * sizeof(float), "measuring");
+  cuda::DevicePointer address = out.address();
+  long long loops = kLoops;
+  void* arguments[] = {&address, &loops};
+  const cuda::LaunchConfig config{.grid_x = static_cast<unsigned>(blocks),
+                                  .grid_y = 1,
+                                  .grid_z = 1,
+                                  .block_x = kThreads,
+                                  .block_y = 1,
+                                  .block_z = 1,
+                                  .dynamic_shared_bytes = 0,
+                                  .stream = device.stream(),
+                                  .attributes = nullptr,
+                                  .attribute_count = 0};
+  const CudaDriver& cuda = device.use();
+  const double seconds = least_seconds(device, [&] {
+    cuda.require(cuda->cuLaunchKernelEx(&config, loaded.function(0), arguments, nullptr), "measuring products");
+  });
+  const double threads = static_cast<double>(blocks) * kThreads;
+  return threads * kLoops * kChains * products.flops_per_thread / seconds;
+}
+
+}  // namespace
+
+double Roofline::seconds(int64_t bytes, int64_t operations) const {
+  return std::max(static_cast<double>(bytes) / bandwidth, static_cast<double>(operations) / flops);
+}
+
+Roofline measure_roofline(const std::shared_ptr<const CudaDevice>& device, codegen::KernelCache& cache,
+                          const ir::Options& options, passes::Precision precision) {
+  const Products& products = products_of(precision);
+  const codegen::CudaSource source{products.name,
+                                   codegen::cuda::device_source({"ptx.cuh"}) + products.source,
+                                   ir::architecture_name(device->spec()),
+                                   {}};
+  codegen::KernelCompiler compiler(
+      cache, {.toolkit = options.cuda_toolkit, .newest_major = device->driver().version() / 1000});
+  const auto kernels = codegen::require_all(compiler.compile(std::span(&source, 1)));
+  return {measure_copy(*device), measure_products(*device, *kernels[0], products), products.text};
+}
+
+}  // namespace difuse::runtime

@@ -1,0 +1,34 @@
+// Every op's CUDA kernels against the fp64 reference, run by the emulator, over the rows that all backends share.
+#include <gtest/gtest.h>
+
+#include "tests/support/backend/cpu_run.h"
+#include "tests/support/backend/emulated_executor.h"
+#include "tests/support/op_rows.h"
+
+namespace difuse {
+namespace {
+
+class EmulatedOp : public ::testing::TestWithParam<testing::OpRow> {};
+
+TEST_P(EmulatedOp, MatchesReference) {
+  const testing::OpRow& row = GetParam();
+  const ir::TensorMap inputs = testing::random_inputs(row, 1);
+  const auto executor = testing::lower_emulated(row.graph);
+  const testing::CpuRun first = testing::run(*executor, inputs, {});
+  testing::expect_near_reference(row.graph, first, inputs, {}, row.tolerance);
+  testing::expect_same(first, testing::run(*executor, inputs, {}), "the second step");
+  for (const auto& call : executor->plan().calls) EXPECT_GT(call.bytes, 0);
+}
+
+std::string test_name(const ::testing::TestParamInfo<testing::OpRow>& info) {
+  std::string name = info.param.name;
+  for (char& c : name) {
+    if (!std::isalnum(static_cast<unsigned char>(c))) c = '_';
+  }
+  return name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Rows, EmulatedOp, ::testing::ValuesIn(testing::op_rows()), test_name);
+
+}  // namespace
+}  // namespace difuse

@@ -1,0 +1,55 @@
+#include "tests/support/backend/gpu.h"
+
+#include <optional>
+
+#include "codegen/cuda/lower_cuda.h"
+#include "codegen/jit/nvrtc.h"
+#include "passes/memory_plan.h"
+#include "runtime/compile.h"
+
+namespace difuse::testing {
+namespace {
+
+struct Found {
+  std::optional<runtime::Target> target;
+  std::string reason;
+};
+
+Found look() {
+  Found found;
+  const auto device = runtime::CudaDevice::find(0, &found.reason);
+  if (!device) return found;
+  const int newest = device->driver().version() / 1000;
+  if (!codegen::NvrtcLibrary::load({.toolkit = {}, .newest_major = newest}, &found.reason)) return found;
+  found.target.emplace(device, std::make_shared<codegen::KernelCache>(GPU_KERNEL_CACHE));
+  return found;
+}
+
+}  // namespace
+
+const runtime::Target* find_gpu(std::string* reason) {
+  static const Found kFound = look();
+  if (kFound.target) return &*kFound.target;
+  *reason = kFound.reason;
+  return nullptr;
+}
+
+codegen::cuda::CudaPlan plan_for(const runtime::Target& gpu, const ir::Graph& graph, bool reuse_memory) {
+  return codegen::cuda::lower_cuda(graph, passes::plan_memory(graph, {.reuse = reuse_memory}), gpu.spec());
+}
+
+void compile_together(const runtime::Target& gpu, std::span<const codegen::cuda::CudaPlan> plans) {
+  codegen::cuda::CudaPlan all;
+  for (const codegen::cuda::CudaPlan& plan : plans) {
+    all.sources.insert(all.sources.end(), plan.sources.begin(), plan.sources.end());
+  }
+  runtime::compile_kernels(all, {}, *gpu.cache, gpu.cuda->driver().version() / 1000);
+}
+
+std::unique_ptr<runtime::CudaExecutor> execute(const runtime::Target& gpu, codegen::cuda::CudaPlan plan,
+                                               const runtime::CudaExecutorOptions& options) {
+  const auto kernels = runtime::compile_kernels(plan, {}, *gpu.cache, gpu.cuda->driver().version() / 1000);
+  return std::make_unique<runtime::CudaExecutor>(gpu.cuda, std::move(plan), kernels, options);
+}
+
+}  // namespace difuse::testing

@@ -1,0 +1,98 @@
+// Runs the threads of a block, one after the other, on stacks of their own: a thread runs until it has to wait in a
+// collective, then the next one that need not wait goes on.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tests/support/cuda_emulator/device/machine.cuh"
+#include "tests/support/cuda_emulator/fiber.h"
+#include "tests/support/cuda_emulator/race_checker.h"
+
+namespace difuse::testing {
+
+struct Launch {
+  std::string kernel;  ///< For messages.
+  emulator::Exports code;
+  emulator::Index3 grid;
+  unsigned threads = 0;
+  unsigned shared_bytes = 0;
+  std::span<const uint64_t> arguments;
+};
+
+class BlockMachine final : public emulator::Machine {
+ public:
+  BlockMachine(const Launch& launch, StackPool& pool, bool find_races);
+
+  /// Runs one block to its end. Throws Error where it did what a device forbids or leaves undefined (see
+  /// emulated_kernel.h).
+  void run(emulator::Index3 block);
+
+  void meet(emulator::Collective collective, unsigned mask, emulator::Part& part) override;
+  void copy_async(void* to, const void* from, unsigned bytes, bool valid) override;
+  void copy_async_commit() override;
+  void copy_async_wait(int pending) override;
+  unsigned shared_address(const void* pointer) override;
+  void access(const void* pointer, unsigned bytes, bool is_write) override;
+  [[noreturn]] void fail(const char* message, const char* file, unsigned line) override;
+
+ private:
+  struct Copy {
+    void* to;
+    const void* from;  ///< Null: zeros.
+    unsigned bytes;
+    int group;
+  };
+  struct Thread {
+    Context context;
+    emulator::Part* part = nullptr;  ///< Not null while it waits.
+    emulator::Collective collective{};
+    unsigned mask = 0;
+    bool ended = false;
+    std::vector<Copy> copies;  ///< Not done yet.
+    int groups = 0;            ///< Committed ones.
+    int warp_barriers = 0;     ///< That it has passed.
+  };
+  /// Lanes of a warp that wait for the others of their mask.
+  struct Meeting {
+    emulator::Collective collective;
+    unsigned mask, arrived;
+  };
+
+  static void run_thread(void* machine);
+  void start_threads();
+  void go_on(unsigned thread);
+  /// Lets the others run until someone wakes the running thread, or for ever.
+  void leave();
+  [[noreturn]] void stop();
+  static void on_fault(void* machine, int signal, const void* address);
+  void wake(unsigned thread);
+
+  void meet_block(emulator::Collective collective);
+  void meet_warp(emulator::Collective collective, unsigned mask);
+  void perform(const Meeting& meeting, unsigned first_thread);
+  bool is_shared(const void* pointer, unsigned bytes) const;
+
+  std::string place() const;
+  std::string describe_waiting() const;
+
+  const Launch& launch_;
+  StackPool& pool_;
+  Context main_;
+  std::vector<Thread> threads_;
+  std::vector<std::vector<Meeting>> warps_;
+  std::array<unsigned, 4> block_arrived_{};  ///< By sync_threads*.
+  std::vector<unsigned> ready_;              ///< A ring: thread numbers, each at most once.
+  size_t ready_begin_ = 0, ready_count_ = 0;
+  bool backwards_ = false;
+  std::optional<RaceChecker> races_;
+  int block_barriers_ = 0;
+  unsigned running_ = 0, ended_ = 0;
+  std::string failure_;
+};
+
+}  // namespace difuse::testing

@@ -1,0 +1,80 @@
+// What an emulated kernel and the emulator know of each other. Part of both: the tests include it, and it is the first
+// text of every emulated kernel, so it includes nothing.
+#pragma once
+
+namespace emulator {
+
+struct Index3 {
+  unsigned x, y, z;
+};
+
+/// What all lanes of a warp, or all threads of a block, do together.
+enum class Collective : unsigned char {
+  sync_threads,
+  sync_threads_count,
+  sync_threads_and,
+  sync_threads_or,
+  sync_warp,
+  shuffle,
+  shuffle_xor,
+  shuffle_up,
+  shuffle_down,
+  any,
+  all,
+  ballot,
+  mma_bf16,
+  mma_f16,
+  mma_tf32,
+  ldmatrix,
+  ldmatrix_trans,
+};
+
+/// A thread's part in a collective; it lies on the thread's stack while the thread waits.
+struct Part {
+  unsigned long long value = 0, result = 0;  ///< Shuffles, votes, counts.
+  unsigned source = 0;                       ///< Shuffles: the lane whose value becomes the result.
+  float* d = nullptr;                        ///< mma: 4 values that the product is added to.
+  const unsigned* a = nullptr;               ///< mma: 4 registers.
+  const unsigned* b = nullptr;               ///< mma: 2 registers.
+  const void* row = nullptr;                 ///< ldmatrix: the address of 16 bytes.
+  unsigned* r = nullptr;                     ///< ldmatrix: 4 registers.
+};
+
+/// The running thread's view of the block, and what it may ask for. The emulator changes the indices whenever another
+/// thread goes on.
+class Machine {
+ public:
+  Index3 thread_index{}, block_index{}, block_size{}, grid_size{};
+  unsigned lane = 0;
+  const unsigned char *stacks = nullptr, *stacks_end = nullptr;  ///< Of all threads.
+
+  /// Returns when all threads of `mask` in the warp (sync_threads*: all of the block) have come to the same collective.
+  virtual void meet(Collective collective, unsigned mask, Part& part) = 0;
+  virtual void copy_async(void* to, const void* from, unsigned bytes, bool valid) = 0;
+  virtual void copy_async_commit() = 0;
+  virtual void copy_async_wait(int pending) = 0;
+  /// The address as instructions take it: 32 bits. Only for pointers into shared memory.
+  virtual unsigned shared_address(const void* pointer) = 0;
+  /// Called for every access outside of the stacks, in kernels that were compiled to find races.
+  virtual void access(const void* pointer, unsigned bytes, bool is_write) = 0;
+  /// Ends the launch with this message.
+  [[noreturn]] virtual void fail(const char* message, const char* file, unsigned line) = 0;
+
+ protected:
+  ~Machine() = default;
+};
+
+/// What a compiled kernel exports, under the name `emulated_kernel`.
+struct Exports {
+  void (*run)(const unsigned long long* arguments);  ///< One thread, from beginning to end.
+  unsigned parameters;
+  Machine** machine;  ///< To be set before running.
+  unsigned char* dynamic_shared;
+  unsigned char *static_shared, *static_shared_end;
+  const unsigned char *image, *image_end;  ///< All of the compiled kernel, its variables included.
+};
+
+inline constexpr unsigned kDynamicShared = 232448;  ///< Bytes: what a block of sm_90 can have.
+inline constexpr unsigned kSharedMargin = 1024;     ///< Bytes after it that nobody may write.
+
+}  // namespace emulator

@@ -1,0 +1,92 @@
+#include "tests/support/cuda_emulator/emulated_kernel.h"
+
+#include <fmt/format.h>
+
+#include "ir/error.h"
+#include "tests/support/cuda_emulator/block_machine.h"
+#include "tests/support/cuda_emulator/kernel_library.h"
+
+namespace difuse::testing {
+
+using codegen::CudaSource;
+using codegen::cuda::Argument;
+using codegen::cuda::Grid;
+
+namespace {
+
+void check_launch(const KernelLibrary& kernel, const Grid& grid, int threads, int64_t shared_bytes, size_t arguments) {
+  const auto refuse = [&](const std::string& why) {
+    throw Error(fmt::format("emulated kernel {} cannot be launched: {}", kernel.name, why));
+  };
+  if (threads < 1 || threads > static_cast<int>(kernel.most_threads)) {
+    refuse(fmt::format("{} threads a block, but it has at most {}", threads, kernel.most_threads));
+  }
+  if (grid.x < 1 || grid.y < 1 || grid.z < 1 || grid.x > INT32_MAX || grid.y > 65535 || grid.z > 65535) {
+    refuse(fmt::format("a grid of {} x {} x {} blocks", grid.x, grid.y, grid.z));
+  }
+  if (shared_bytes < 0 || shared_bytes > static_cast<int64_t>(emulator::kDynamicShared)) {
+    refuse(fmt::format("{} bytes of dynamic shared memory", shared_bytes));
+  }
+  if (arguments != kernel.code.parameters) {
+    refuse(fmt::format("{} arguments for {} parameters", arguments, kernel.code.parameters));
+  }
+}
+
+}  // namespace
+
+EmulatedKernel EmulatedKernel::build(const CudaSource& source, const EmulatorOptions& options) {
+  return build_all({&source, 1}, options).front();
+}
+
+std::vector<EmulatedKernel> EmulatedKernel::build_all(std::span<const CudaSource> sources,
+                                                      const EmulatorOptions& options) {
+  std::vector<EmulatedKernel> kernels;
+  for (auto& library : load_kernels(sources, options.find_races)) kernels.push_back(EmulatedKernel(std::move(library)));
+  return kernels;
+}
+
+void EmulatedKernel::launch(const Grid& grid, int threads, int64_t dynamic_shared_bytes,
+                            std::span<const uint64_t> arguments) const {
+  static thread_local StackPool stacks;  // Setting one up takes longer than many a launch.
+  check_launch(*library_, grid, threads, dynamic_shared_bytes, arguments.size());
+  const std::lock_guard lock(library_->running);
+  const Launch launch = {
+      .kernel = library_->name,
+      .code = library_->code,
+      .grid = {static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y), static_cast<unsigned>(grid.z)},
+      .threads = static_cast<unsigned>(threads),
+      .shared_bytes = static_cast<unsigned>(dynamic_shared_bytes),
+      .arguments = arguments};
+  BlockMachine machine(launch, stacks, library_->finds_races);
+  *library_->code.machine = &machine;
+  for (unsigned z = 0; z < launch.grid.z; ++z) {
+    for (unsigned y = 0; y < launch.grid.y; ++y) {
+      for (unsigned x = 0; x < launch.grid.x; ++x) machine.run({x, y, z});
+    }
+  }
+}
+
+void run_emulated(const codegen::cuda::CudaPlan& plan, std::byte* arena, std::byte* workspace,
+                  const EmulatorOptions& options) {
+  const auto kernels = EmulatedKernel::build_all(plan.sources, options);
+  std::vector<uint64_t> arguments;
+  for (const auto& call : plan.calls) {
+    arguments.clear();
+    for (const Argument& argument : call.arguments) {
+      switch (argument.kind) {
+        case Argument::Kind::arena:
+          arguments.push_back(EmulatedKernel::argument(arena + argument.value));
+          break;
+        case Argument::Kind::workspace:
+          arguments.push_back(EmulatedKernel::argument(workspace + argument.value));
+          break;
+        case Argument::Kind::number:
+          arguments.push_back(EmulatedKernel::argument(argument.value));
+          break;
+      }
+    }
+    kernels[static_cast<size_t>(call.source)].launch(call.grid, call.threads, call.shared_bytes, arguments);
+  }
+}
+
+}  // namespace difuse::testing

@@ -1,0 +1,119 @@
+#include "tests/support/cuda_emulator/instructions.h"
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+namespace difuse::testing {
+namespace {
+
+using emulator::Collective;
+using emulator::Part;
+
+float from_bf16(uint32_t bits) { return std::bit_cast<float>(bits << 16); }
+
+float f16_value(uint32_t bits) {
+  const uint32_t exponent = bits >> 10 & 31u, mantissa = bits & 1023u;
+  const float sign = bits & 0x8000u ? -1.0f : 1.0f;
+  if (exponent == 31) return mantissa != 0 ? NAN : sign * INFINITY;
+  return sign * std::ldexp(static_cast<float>(exponent != 0 ? 1024 + mantissa : mantissa),
+                           static_cast<int>(exponent != 0 ? exponent : 1) - 25);
+}
+
+float from_f16(uint32_t bits) {
+  static const std::vector<float> values = [] {
+    std::vector<float> all(1 << 16);
+    for (uint32_t i = 0; i < all.size(); ++i) all[i] = f16_value(i);
+    return all;
+  }();
+  return values[bits & 0xffffu];
+}
+
+float from_tf32(uint32_t bits) { return std::bit_cast<float>(bits & ~0x1fffu); }
+
+template <int depth>
+struct Operands {
+  float a[16][depth], b[depth][8];
+};
+
+template <int depth>
+void multiply(const Operands<depth>& operands, const WarpParts& lanes) {
+  float product[16][8] = {};
+  for (int i = 0; i < 16; ++i) {
+    for (int k = 0; k < depth; ++k) {
+      for (int j = 0; j < 8; ++j) product[i][j] += operands.a[i][k] * operands.b[k][j];
+    }
+  }
+  for (int lane = 0; lane < 32; ++lane) {
+    const int g = lane / 4, t = lane % 4;
+    float* const d = lanes[static_cast<size_t>(lane)]->d;
+    d[0] += product[g][2 * t];
+    d[1] += product[g][2 * t + 1];
+    d[2] += product[g + 8][2 * t];
+    d[3] += product[g + 8][2 * t + 1];
+  }
+}
+
+template <float (*convert)(uint32_t)>
+void multiply_halves(const WarpParts& lanes) {
+  Operands<16> operands;
+  for (int lane = 0; lane < 32; ++lane) {
+    const int g = lane / 4, t = lane % 4;
+    const Part& part = *lanes[static_cast<size_t>(lane)];
+    for (int high = 0; high < 2; ++high) {
+      const int k = 2 * t + high;
+      const auto half = [high](uint32_t bits) { return convert(high != 0 ? bits >> 16 : bits & 0xffffu); };
+      operands.a[g][k] = half(part.a[0]);
+      operands.a[g + 8][k] = half(part.a[1]);
+      operands.a[g][k + 8] = half(part.a[2]);
+      operands.a[g + 8][k + 8] = half(part.a[3]);
+      operands.b[k][g] = half(part.b[0]);
+      operands.b[k + 8][g] = half(part.b[1]);
+    }
+  }
+  multiply(operands, lanes);
+}
+
+void multiply_tf32(const WarpParts& lanes) {
+  Operands<8> operands;
+  for (int lane = 0; lane < 32; ++lane) {
+    const int g = lane / 4, t = lane % 4;
+    const Part& part = *lanes[static_cast<size_t>(lane)];
+    operands.a[g][t] = from_tf32(part.a[0]);
+    operands.a[g + 8][t] = from_tf32(part.a[1]);
+    operands.a[g][t + 4] = from_tf32(part.a[2]);
+    operands.a[g + 8][t + 4] = from_tf32(part.a[3]);
+    operands.b[t][g] = from_tf32(part.b[0]);
+    operands.b[t + 4][g] = from_tf32(part.b[1]);
+  }
+  multiply(operands, lanes);
+}
+
+}  // namespace
+
+void compute_mma(Collective collective, const WarpParts& lanes) {
+  if (collective == Collective::mma_bf16) {
+    multiply_halves<from_bf16>(lanes);
+  } else if (collective == Collective::mma_f16) {
+    multiply_halves<from_f16>(lanes);
+  } else {
+    multiply_tf32(lanes);
+  }
+}
+
+void compute_ldmatrix(bool transposed, const WarpParts& lanes) {
+  uint16_t matrix[4][8][8];
+  for (size_t lane = 0; lane < 32; ++lane) std::memcpy(matrix[lane / 8][lane % 8], lanes[lane]->row, 16);
+  for (size_t lane = 0; lane < 32; ++lane) {
+    const size_t row = lane / 4, pair = lane % 4 * 2;
+    for (size_t m = 0; m < 4; ++m) {
+      const uint32_t low = transposed ? matrix[m][pair][row] : matrix[m][row][pair];
+      const uint32_t high = transposed ? matrix[m][pair + 1][row] : matrix[m][row][pair + 1];
+      lanes[lane]->r[m] = high << 16 | low;
+    }
+  }
+}
+
+}  // namespace difuse::testing
