@@ -18,9 +18,10 @@ using ir::Value;
 
 constexpr size_t kLongestName = 72;
 
-/// The extents but the outermost, which is the batch or depends on it.
+/// An image's extents; the outermost is the batch or depends on it. Of smaller tensors none: a batch of one may have
+/// fewer dimensions and still be the same kernel.
 std::string sizes(const ir::Shape& shape) {
-  if (shape.size() < 2) return "";
+  if (shape.size() < 3) return "";
   return fmt::format("_{}", fmt::join(shape.begin() + 1, shape.end(), "x"));
 }
 

@@ -76,7 +76,9 @@ Loss add_loss(ir::Builder& build, const UNetConfig& unet, const DiffusionConfig&
   // Image by image, then over the batch: an image's own sum depends on nothing else.
   const Value per_image = build.reduce_sum(each, {1, 2, 3});
   const double count = static_cast<double>(batch) * static_cast<double>(ir::element_count(sample));
-  result.loss = build.mul(build.sum_all(per_image), 1 / count);
+  // A table of one number: a constant would be part of the kernels' source, and a new batch would compile them anew.
+  const Value share = build.literal({1 / count}, {DType::f32, {}});
+  result.loss = build.mul(build.sum_all(per_image), share);
   return result;
 }
 

@@ -12,6 +12,7 @@
 #include "ir/reference.h"
 #include "runtime/compile.h"
 #include "tests/models/golden_file.h"
+#include "tests/support/backend/emulated_executor.h"
 #include "tests/support/backend/gpu.h"
 
 namespace difuse::models {
@@ -60,14 +61,20 @@ std::vector<std::byte> to_bytes(const ir::Tensor& tensor) {
   }
 }
 
+runtime::CompileSettings in_f32(bool fuse) {
+  runtime::CompileSettings settings;
+  settings.fuse = fuse;
+  return settings;
+}
+
 /// Runs a graph by a backend in f32; outputs are f32.
 class Compiled {
  public:
-  Compiled(const ir::Graph& graph, const ir::TensorMap& states, const runtime::Target& target, bool fuse = true) {
+  Compiled(const ir::Graph& graph, const ir::TensorMap& states, const runtime::Target& target, bool fuse = true)
+      : Compiled(runtime::compile(graph, ir::Options{}, target, in_f32(fuse)), states) {}
+  Compiled(std::unique_ptr<runtime::Executor> executor, const ir::TensorMap& states) : executor_(std::move(executor)) {
+    const ir::Graph& graph = executor_->graph();
     for (const auto& [name, value] : graph.outputs()) sizes_[name] = graph.type(value).elements();
-    runtime::CompileSettings settings;
-    settings.fuse = fuse;
-    executor_ = runtime::compile(graph, ir::Options{}, target, settings);
     for (const auto& [name, tensor] : states) executor_->write_state(name, to_bytes(tensor));
   }
 
@@ -155,6 +162,16 @@ void expect_target_trains(const std::string& name, const runtime::Target& target
 }
 
 TEST_P(TorchOracle, CpuTrains) { expect_target_trains(GetParam(), kThreads); }
+
+// The CUDA kernels of the model with every feature, run by the emulator.
+TEST(EmulatedTorchOracle, RunsEveryFeature) {
+  const GoldenFile golden("everything");
+  const ir::Graph graph = golden_model_graph(golden);
+  auto plan = runtime::plan_cuda(graph, ir::Options{}, *ir::find_device_spec("h100"), in_f32(/*fuse=*/true));
+  Compiled machine(std::make_unique<testing::EmulatedExecutor>(std::move(plan)),
+                   golden_model_leaves(graph, ir::Op::state, golden));
+  expect_model(machine, graph, golden, kF32Tolerance);
+}
 
 class GpuTorchOracle : public ::testing::TestWithParam<std::string> {};
 

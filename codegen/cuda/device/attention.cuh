@@ -15,8 +15,8 @@
 // 16-bit operands: products are exact and summed in fp32, softmax is fp32; the weights (probabilities, and the scores'
 // gradients) are rounded to the operands' type for the second product.
 // 32-bit operands: accurate to fp32, for both products. An operand is split into a high and a low tf32 and three of the
-// four products are summed. The tensor core truncates when it adds, so no chain of its sums is longer than 32
-// elements of the inner extent: these are summed from zero and then added by an ordinary addition.
+// four products are summed. The tensor cores cut their sums off towards zero, so they add up no more than one step of 8
+// from zero; the long sum is made of ordinary additions.
 //
 // The order of every sum is streamed rows ascending, and width ascending, in instructions' steps. How the rows and
 // columns are dealt out to blocks and warps changes no bit; the step does, since the running maximum moves with it.
@@ -148,19 +148,6 @@ __device__ __forceinline__ void clear(Sums<m, n>& sums) {
   }
 }
 
-/// sums[i][first + j] += more[i][j].
-template <int m, int n, int count>
-__device__ __forceinline__ void add(Sums<m, n>& sums, int first, const Sums<m, count>& more) {
-#pragma unroll
-  for (int i = 0; i < m; ++i) {
-#pragma unroll
-    for (int j = 0; j < count; ++j) {
-#pragma unroll
-      for (int d = 0; d < 4; ++d) sums[i][first + j][d] += more[i][j][d];
-    }
-  }
-}
-
 __device__ __forceinline__ void add_product(bf16, float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
   mma_bf16(d, a, b);
 }
@@ -181,55 +168,36 @@ struct Split {
   }
 };
 
-/// sums[i][first + j] += a[i] * b[j], the small products first; each pass over all sums, so that no product waits for the one
-/// before it.
+/// sums[i][first + j] += a[i] * b[j], the small products first; each pass over all of them, so that no product waits for
+/// the one before it.
 template <int m, int n, int columns>
 __device__ __forceinline__ void add_split_products(Sums<m, columns>& sums, int first, const Split<4> (&a)[m],
                                                    const Split<2> (&b)[n]) {
-#pragma unroll
-  for (int i = 0; i < m; ++i) {
-#pragma unroll
-    for (int j = 0; j < n; ++j) mma_tf32(sums[i][first + j], a[i].low, b[j].high);
-  }
-#pragma unroll
-  for (int i = 0; i < m; ++i) {
-#pragma unroll
-    for (int j = 0; j < n; ++j) mma_tf32(sums[i][first + j], a[i].high, b[j].low);
-  }
-#pragma unroll
-  for (int i = 0; i < m; ++i) {
-#pragma unroll
-    for (int j = 0; j < n; ++j) mma_tf32(sums[i][first + j], a[i].high, b[j].high);
-  }
-}
-
-/// The columns [first, first + size) of the products below, from zero, added to the sums. `a` and `b` are the lane's.
-template <class A, class B, int size, int m, int n>
-__device__ __forceinline__ void add_split_chunk(Sums<m, n>& sums, const unsigned char* a, const unsigned char* b,
-                                                int first) {
   Sums<m, n> fresh;
   clear<m, n>(fresh);
 #pragma unroll
-  for (int k = first; k < first + size; k += 8) {
-    Split<4> rows[m];
+  for (int i = 0; i < m; ++i) {
 #pragma unroll
-    for (int i = 0; i < m; ++i) {
-      unsigned r[4];
-      ldmatrix_x4(r, a + A::offset(i * 16, k));
+    for (int j = 0; j < n; ++j) mma_tf32(fresh[i][j], a[i].low, b[j].high);
+  }
 #pragma unroll
-      for (int w = 0; w < 4; ++w) rows[i].set(w, __uint_as_float(r[w]));
-    }
+  for (int i = 0; i < m; ++i) {
 #pragma unroll
-    for (int j = 0; j < n; j += 2) {
-      unsigned r[4];
-      ldmatrix_x4(r, b + B::offset(j * 8, k));
-      Split<2> columns[2];
+    for (int j = 0; j < n; ++j) mma_tf32(fresh[i][j], a[i].high, b[j].low);
+  }
 #pragma unroll
-      for (int w = 0; w < 4; ++w) columns[w / 2].set(w % 2, __uint_as_float(r[w]));
-      add_split_products<m, 2, n>(fresh, j, rows, columns);
+  for (int i = 0; i < m; ++i) {
+#pragma unroll
+    for (int j = 0; j < n; ++j) mma_tf32(fresh[i][j], a[i].high, b[j].high);
+  }
+#pragma unroll
+  for (int i = 0; i < m; ++i) {
+#pragma unroll
+    for (int j = 0; j < n; ++j) {
+#pragma unroll
+      for (int d = 0; d < 4; ++d) sums[i][first + j][d] += fresh[i][j][d];
     }
   }
-  add<m, n, n>(sums, 0, fresh);
 }
 
 /// sums += A B', where A is m blocks of 16 rows and B n blocks of 8 rows, both K-major in shared memory.
@@ -260,18 +228,27 @@ __device__ __forceinline__ void add_row_products(Sums<m, n>& sums, const unsigne
       }
     }
   } else {
-    constexpr int chunk = 32, whole = depth / chunk * chunk;
-#pragma unroll 1
-    for (int first = 0; first < whole; first += chunk) {
-      add_split_chunk<A, B, chunk, m, n>(sums, lane_a, lane_b, first);
+#pragma unroll 1  // One step's fragments at a time: there are registers for no more.
+    for (int k = 0; k < depth; k += 8) {
+      Split<4> rows[m];
+#pragma unroll
+      for (int i = 0; i < m; ++i) {
+        unsigned r[4];
+        ldmatrix_x4(r, lane_a + A::offset(i * 16, k));
+#pragma unroll
+        for (int w = 0; w < 4; ++w) rows[i].set(w, __uint_as_float(r[w]));
+      }
+#pragma unroll
+      for (int j = 0; j < n; j += 2) {
+        unsigned r[4];
+        ldmatrix_x4(r, lane_b + B::offset(j * 8, k));
+        Split<2> columns[2];
+#pragma unroll
+        for (int w = 0; w < 4; ++w) columns[w / 2].set(w % 2, __uint_as_float(r[w]));
+        add_split_products<m, 2, n>(sums, j, rows, columns);
+      }
     }
-    if constexpr (whole < depth) add_split_chunk<A, B, depth - whole, m, n>(sums, lane_a, lane_b, whole);
   }
-}
-
-/// How many of n column blocks are summed together, so that a split of the weights serves several of them.
-__device__ constexpr int group_of(int n) {
-  return n % 4 == 0 ? 4 : n % 3 == 0 ? 3 : n % 5 == 0 ? 5 : n % 7 == 0 ? 7 : n % 2 == 0 ? 2 : 1;
 }
 
 /// sums += W B, where W is what the warp holds (m blocks of 16 rows times k blocks of 8) and B 8 * k rows in shared
@@ -308,21 +285,21 @@ __device__ __forceinline__ void add_weighted_rows(Sums<m, n>& sums, const Sums<m
     }
   } else {
     // The instruction's k t and t + 4 are rows 2t and 2t + 1 here: W is then held as the instruction wants it.
-    static_assert(k <= 4);
-    constexpr int group = group_of(n);
+    constexpr int group = n % 4 == 0 ? 4 : n % 3 == 0 ? 3 : n % 2 == 0 ? 2 : 1;
     const unsigned char* const lane_b = b + B::offset(lane % 4 * 2, lane / 4);
 #pragma unroll
-    for (int first = 0; first < n; first += group) {
-      Sums<m, group> fresh;
-      clear<m, group>(fresh);
+    for (int s = 0; s < k; ++s) {
+      Split<4> rows[m];
 #pragma unroll
-      for (int s = 0; s < k; ++s) {
-        Split<4> rows[m];
+      for (int i = 0; i < m; ++i) {
 #pragma unroll
-        for (int i = 0; i < m; ++i) {
+        for (int w = 0; w < 4; ++w) rows[i].set(w, weights[i][s][w % 2 * 2 + w / 2]);
+      }
 #pragma unroll
-          for (int w = 0; w < 4; ++w) rows[i].set(w, weights[i][s][w % 2 * 2 + w / 2]);
-        }
+      for (int first = 0; first < n; first += group) {
+        // No load moves to before this, so that only one group's products wait to be added: there are registers for
+        // no more.
+        if constexpr (n > 4) __syncwarp();
         Split<2> columns[group];
 #pragma unroll
         for (int j = 0; j < group; ++j) {
@@ -331,9 +308,8 @@ __device__ __forceinline__ void add_weighted_rows(Sums<m, n>& sums, const Sums<m
             columns[j].set(w, *reinterpret_cast<const float*>(lane_b + B::offset(s * 8 + w, (first + j) * 8)));
           }
         }
-        add_split_products<m, group, group>(fresh, 0, rows, columns);
+        add_split_products<m, group, n>(sums, first, rows, columns);
       }
-      add<m, n, group>(sums, first, fresh);
     }
   }
 }

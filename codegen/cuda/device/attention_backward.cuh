@@ -30,8 +30,6 @@ __device__ __forceinline__ void write_delta(const Out* out, const Gradient* dout
   delta[(image * heads + remainder_of<heads>(row)) * length + token] = sum;
 }
 
-constexpr float kLog2E = 1.44269504f;
-
 /// One head's rows and what the forward left.
 template <class P>
 struct Operands {
@@ -66,6 +64,7 @@ class Gradient : public Places<Tile_> {
 
  protected:
   static constexpr int m = Tile_::blocks_m, columns = Tile_::columns / 8, streamed = Tile_::step / 8;
+  static constexpr float kLog2E = 1.44269504f;
   using Scores = Sums<m, streamed>;
 
   template <class To>
@@ -171,7 +170,7 @@ class QueryGradient : public Gradient<P, Tile_, false> {
 #pragma unroll
     for (int i = 0; i < 2 * m; ++i) {
       const int token = first_row + Base::row(i);
-      log_sum[i] = token < P::length ? from.log_sum[token] * kLog2E : 0.0f;
+      log_sum[i] = token < P::length ? from.log_sum[token] * Base::kLog2E : 0.0f;
       delta[i] = token < P::length ? from.delta[token] : 0.0f;
     }
     clear<m, columns>(sums_);
@@ -229,7 +228,7 @@ class KeyGradient : public Gradient<P, Tile_, true> {
 #pragma unroll
                    for (int e = 0; e < 2; ++e) {
                      const int query = j * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + e;
-                     const float row_log_sum = log_sum[query] * kLog2E, row_delta = delta[query];
+                     const float row_log_sum = log_sum[query] * Base::kLog2E, row_delta = delta[query];
 #pragma unroll
                      for (int i = 0; i < m; ++i) {
 #pragma unroll

@@ -22,9 +22,9 @@ namespace gemm {
 
 enum class Major { k, mn };
 
-/// How operands are multiplied. `f32` is accurate to fp32: each operand is split into a high and a low tf32, and three
-/// of the four products are summed. The tensor core truncates when it adds, which biases a long chain of sums;
-/// so each slot's products (k = 32) are summed from zero and then added to the running sum by ordinary additions.
+/// How operands are multiplied. `f32` is accurate to fp32: each operand is split into a high and a low tf32, and all
+/// four products are summed, the smallest first. The tensor core truncates when it adds, which biases a long chain of
+/// sums; so each step's products (k = 8) are summed from zero and then added to the running sum by ordinary additions.
 enum class Product { bf16, f16, tf32, f32 };
 
 template <int m_, int n_, int k_, int warps_m_, int warps_n_, int stages_>
@@ -246,6 +246,11 @@ class Block {
 #pragma unroll
       for (int i = 0; i < blocks_m; ++i) {
 #pragma unroll
+        for (int j = 0; j < blocks_n; ++j) mma_tf32(sums[i][j], a.low[i], b.low[j]);
+      }
+#pragma unroll
+      for (int i = 0; i < blocks_m; ++i) {
+#pragma unroll
         for (int j = 0; j < blocks_n; ++j) mma_tf32(sums[i][j], a.low[i], b.high[j]);
       }
 #pragma unroll
@@ -261,16 +266,23 @@ class Block {
     }
   }
 
+  /// The tensor cores cut their sums off towards zero, so the accurate product lets them add up no more than one step
+  /// from zero; the long sum is made of ordinary additions.
   __device__ __forceinline__ void multiply_slot(const unsigned char* a, const unsigned char* b) {
     if constexpr (product == Product::f32) {
-      Sums fresh = {};
-      add_steps(fresh, a, b);
+#pragma unroll 1  // One step's fragments at a time: there are registers for no more.
+      for (int s = 0; s < steps; ++s) {
+        Fragments f;
+        read(f, a, b, s);
+        Sums fresh = {};
+        add_products(fresh, f);
 #pragma unroll
-      for (int i = 0; i < blocks_m; ++i) {
+        for (int i = 0; i < blocks_m; ++i) {
 #pragma unroll
-        for (int j = 0; j < blocks_n; ++j) {
+          for (int j = 0; j < blocks_n; ++j) {
 #pragma unroll
-          for (int d = 0; d < 4; ++d) sums_[i][j][d] += fresh[i][j][d];
+            for (int d = 0; d < 4; ++d) sums_[i][j][d] += fresh[i][j][d];
+          }
         }
       }
     } else {
@@ -281,13 +293,12 @@ class Block {
   /// The next step's fragments are on their way while a step is multiplied; the accurate product has registers for one
   /// step's only, and work enough in it.
   __device__ __forceinline__ static void add_steps(Sums& sums, const unsigned char* a, const unsigned char* b) {
-    constexpr int ahead = product == Product::f32 ? 0 : 1;
-    Fragments f[1 + ahead];
-    if (ahead == 1) read(f[0], a, b, 0);
+    Fragments f[2];
+    read(f[0], a, b, 0);
 #pragma unroll
     for (int s = 0; s < steps; ++s) {
-      if (s + ahead < steps) read(f[(s + ahead) % (1 + ahead)], a, b, s + ahead);
-      add_products(sums, f[s % (1 + ahead)]);
+      if (s + 1 < steps) read(f[(s + 1) % 2], a, b, s + 1);
+      add_products(sums, f[s % 2]);
     }
   }
 

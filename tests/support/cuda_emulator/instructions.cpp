@@ -1,9 +1,13 @@
 #include "tests/support/cuda_emulator/instructions.h"
 
+#include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <numeric>
+#include <span>
 #include <vector>
 
 namespace difuse::testing {
@@ -38,21 +42,36 @@ struct Operands {
   float a[16][depth], b[depth][8];
 };
 
+/// What a tensor core adds up: every addend cut off at a few bits below the last bit of the largest, then the sum at
+/// its own last bit, both towards zero (Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor
+/// cores", 2021).
+float truncated_sum(std::span<const double> addends) {
+  constexpr int kBits = 24 + 2;
+  double largest = 0;
+  for (const double x : addends) largest = std::max(largest, std::abs(x));
+  if (!(largest > 0) || !std::isfinite(largest))
+    return static_cast<float>(std::accumulate(addends.begin(), addends.end(), 0.0));
+  const double unit = std::ldexp(1.0, std::ilogb(largest) + 1 - kBits);
+  double sum = 0;
+  for (const double x : addends) sum += std::trunc(x / unit) * unit;
+  const float nearest = static_cast<float>(sum);
+  return std::abs(static_cast<double>(nearest)) > std::abs(sum) ? std::nextafter(nearest, 0.0f) : nearest;
+}
+
 template <int depth>
 void multiply(const Operands<depth>& operands, const WarpParts& lanes) {
-  float product[16][8] = {};
-  for (int i = 0; i < 16; ++i) {
-    for (int k = 0; k < depth; ++k) {
-      for (int j = 0; j < 8; ++j) product[i][j] += operands.a[i][k] * operands.b[k][j];
-    }
-  }
   for (int lane = 0; lane < 32; ++lane) {
     const int g = lane / 4, t = lane % 4;
     float* const d = lanes[static_cast<size_t>(lane)]->d;
-    d[0] += product[g][2 * t];
-    d[1] += product[g][2 * t + 1];
-    d[2] += product[g + 8][2 * t];
-    d[3] += product[g + 8][2 * t + 1];
+    for (int e = 0; e < 4; ++e) {
+      const int i = g + 8 * (e / 2), j = 2 * t + e % 2;
+      std::array<double, depth + 1> addends;
+      for (int k = 0; k < depth; ++k) {
+        addends[static_cast<size_t>(k)] = static_cast<double>(operands.a[i][k]) * static_cast<double>(operands.b[k][j]);
+      }
+      addends[depth] = static_cast<double>(d[e]);
+      d[e] = truncated_sum(addends);
+    }
   }
 }
 

@@ -30,10 +30,9 @@ int copy_elements(int64_t width, int64_t alignment, int64_t element_bytes) {
   return static_cast<int>(bytes / element_bytes);
 }
 
-/// Columns of a block for `columns` of the result: in whole instructions, and for 32-bit operands such that their
-/// number has a divisor (device/attention.cuh: group_of).
+/// Columns of a block for `columns` of the result: what whole instructions take.
 int padded_columns(const AttentionProblem& p, int64_t columns) {
-  return static_cast<int>(round_up(columns, ir::size_of(p.element) == 2 || columns > 40 ? 16 : 8));
+  return static_cast<int>(round_up(columns, ir::size_of(p.element) == 2 ? 16 : 8));
 }
 
 /// Streamed rows of one step. Scores of more keys at a time are fewer rescalings of the sums, but more registers.
@@ -172,6 +171,7 @@ int estimated_registers(const AttentionProblem& p, AttentionPart part, const Att
 
 int resident_blocks(const AttentionProblem& p, AttentionPart part, const AttentionTile& t,
                     const ir::DeviceSpec& device) {
+  // So many threads keep a processor busy.
   constexpr int64_t kRegisters = 65536, kThreads = 512, kReservedShared = 1024;
   const int64_t registers = t.threads() * round_up(estimated_registers(p, part, t) + 8, 8);
   const int64_t shared = shared_bytes(p, part, t) + kReservedShared;

@@ -152,9 +152,9 @@ class FirstStage {
   };
 
   /// The loop's body for `at_once` runs of each thread, `step` rows apart, the first at row `r`; row r of the thread's
-  /// column is at `base` + r * `stride`. Rows up to `end` exist, and a run is `unit` of them. Loads come first, so that
-  /// they are all in flight; rows that do not exist repeat the last one, uncounted and unstored.
-  Loop loop(int lanes, int at_once, int64_t step, int64_t stride, int64_t unit) const {
+  /// column is at `base` + r * `stride`. Rows up to `end` exist. Loads come first, so that they are all in flight; rows
+  /// that do not exist repeat row r, uncounted and unstored.
+  Loop loop(int lanes, int at_once, int64_t step, int64_t stride) const {
     const Lanes run = lanes == 1 ? Lanes::none : Lanes::unit;
     std::vector<std::string> pointers;
     for (size_t i = 0; i < spec_.operands.size(); ++i) pointers.push_back(fmt::format("p{}", i));
@@ -179,7 +179,8 @@ class FirstStage {
         rows += "const index_t row0 = r;\n";
       } else {
         rows += fmt::format("const bool {} = r + {} < end;\n", live, u * step);
-        rows += fmt::format("const index_t row{} = {} ? r + {} : end - {};\n", u, live, u * step, unit);
+        // A row that is not there reads the first one again: its own, which nobody else has written meanwhile.
+        rows += fmt::format("const index_t row{} = {} ? r + {} : r;\n", u, live, u * step);
       }
       rows += fmt::format("[[maybe_unused]] const index_t at{} = base + row{}{};\n", u, u,
                           stride == 1 ? "" : fmt::format(" * {}", stride));
@@ -252,7 +253,7 @@ class FirstStage {
                            {"rows", std::to_string(rows_)},
                            {"chunks", std::to_string(chunks.count)},
                            {"chunk", std::to_string(chunks.length)}});
-    const Loop loop = this->loop(lanes, at_once, height, inner_, 1);
+    const Loop loop = this->loop(lanes, at_once, height, inner_);
     std::string finish;
     for (size_t q = 0; q < reductions_.size(); ++q) {
       if (q > 0) finish += "__syncthreads();\n";
@@ -329,7 +330,7 @@ $finish}
     const std::vector<Argument> to = results(1);
     Parameters parameters = this->parameters(to);
     parameters.add("outer", outer_);
-    const Loop loop = this->loop(lanes, at_once, sharers * lanes, 1, lanes);
+    const Loop loop = this->loop(lanes, at_once, sharers * lanes, 1);
     std::string finish;
     for (size_t q = 0; q < reductions_.size(); ++q) {
       const std::string by = combine(reductions_[q]);
@@ -396,13 +397,13 @@ $finish}
                            {"chunks", std::to_string(chunks.count)},
                            {"chunk", std::to_string(chunks.length)}});
     if (tail) {
-      const Loop one = loop(1, 1, 1, 1, 1);
+      const Loop one = loop(1, 1, 1, 1);
       last =
           "if (blockIdx.x == gridDim.x - 1 && whole + static_cast<int>(threadIdx.x) < rows) {\n"
           "  const index_t r = whole + static_cast<int>(threadIdx.x);\n" +
           indented(one.hoisted + one.body, 2) + "}\n";
     }
-    const Loop loop = this->loop(lanes, at_once, threads * lanes, 1, lanes);
+    const Loop loop = this->loop(lanes, at_once, threads * lanes, 1);
     std::string finish;
     for (size_t q = 0; q < reductions_.size(); ++q) {
       const std::string by = combine(reductions_[q]);
