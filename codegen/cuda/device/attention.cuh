@@ -15,8 +15,8 @@
 // 16-bit operands: products are exact and summed in fp32, softmax is fp32; the weights (probabilities, and the scores'
 // gradients) are rounded to the operands' type for the second product.
 // 32-bit operands: accurate to fp32, for both products. An operand is split into a high and a low tf32 and three of the
-// four products are summed. The tensor cores cut their sums off towards zero, so they add up no more than one step of 8
-// from zero; the long sum is made of ordinary additions.
+// four products are summed. The tensor cores cut their sums off towards zero, so they add up no more than 8 elements of
+// the width, or 32 rows, from zero; the long sums are made of ordinary additions.
 //
 // The order of every sum is streamed rows ascending, and width ascending, in instructions' steps. How the rows and
 // columns are dealt out to blocks and warps changes no bit; the step does, since the running maximum moves with it.
@@ -157,45 +157,51 @@ __device__ __forceinline__ void add_product(f16, float (&d)[4], const unsigned (
 __device__ __forceinline__ unsigned pack(bf16, float low, float high) { return pack_bf16(low, high); }
 __device__ __forceinline__ unsigned pack(f16, float low, float high) { return pack_f16(low, high); }
 
-/// Floats as high + low, both tf32.
+/// Floats as high + low, each a tf32. Rounding to high by hand is cheaper than by the conversion, which takes care of
+/// infinities; what is left has 12 bits at most, of which the instruction ignores those past the 11th.
 template <int words>
 struct Split {
   float high[words], low[words];
 
   __device__ __forceinline__ void set(int w, float x) {
-    high[w] = round_to_tf32(x);
-    low[w] = round_to_tf32(x - high[w]);
+    high[w] = __uint_as_float((__float_as_uint(x) + 0x1000u) & 0xffffe000u);
+    low[w] = x - high[w];
   }
 };
 
-/// sums[i][first + j] += a[i] * b[j], the small products first; each pass over all of them, so that no product waits for
-/// the one before it.
-template <int m, int n, int columns>
-__device__ __forceinline__ void add_split_products(Sums<m, columns>& sums, int first, const Split<4> (&a)[m],
-                                                   const Split<2> (&b)[n]) {
-  Sums<m, n> fresh;
-  clear<m, n>(fresh);
+/// sums[i][j] += a[i] * b[j] without the product of the high parts; each pass over all sums, so that no product waits
+/// for the one before it.
+template <int m, int n>
+__device__ __forceinline__ void add_small_products(Sums<m, n>& sums, const Split<4> (&a)[m], const Split<2> (&b)[n]) {
 #pragma unroll
   for (int i = 0; i < m; ++i) {
 #pragma unroll
-    for (int j = 0; j < n; ++j) mma_tf32(fresh[i][j], a[i].low, b[j].high);
+    for (int j = 0; j < n; ++j) mma_tf32(sums[i][j], a[i].low, b[j].high);
   }
 #pragma unroll
   for (int i = 0; i < m; ++i) {
 #pragma unroll
-    for (int j = 0; j < n; ++j) mma_tf32(fresh[i][j], a[i].high, b[j].low);
+    for (int j = 0; j < n; ++j) mma_tf32(sums[i][j], a[i].high, b[j].low);
   }
+}
+template <int m, int n>
+__device__ __forceinline__ void add_large_products(Sums<m, n>& sums, const Split<4> (&a)[m], const Split<2> (&b)[n]) {
 #pragma unroll
   for (int i = 0; i < m; ++i) {
 #pragma unroll
-    for (int j = 0; j < n; ++j) mma_tf32(fresh[i][j], a[i].high, b[j].high);
+    for (int j = 0; j < n; ++j) mma_tf32(sums[i][j], a[i].high, b[j].high);
   }
+}
+
+/// sums[i][first + j] += more[i][j].
+template <int m, int n, int count>
+__device__ __forceinline__ void add(Sums<m, n>& sums, int first, const Sums<m, count>& more) {
 #pragma unroll
   for (int i = 0; i < m; ++i) {
 #pragma unroll
-    for (int j = 0; j < n; ++j) {
+    for (int j = 0; j < count; ++j) {
 #pragma unroll
-      for (int d = 0; d < 4; ++d) sums[i][first + j][d] += fresh[i][j][d];
+      for (int d = 0; d < 4; ++d) sums[i][first + j][d] += more[i][j][d];
     }
   }
 }
@@ -245,7 +251,11 @@ __device__ __forceinline__ void add_row_products(Sums<m, n>& sums, const unsigne
         Split<2> columns[2];
 #pragma unroll
         for (int w = 0; w < 4; ++w) columns[w / 2].set(w % 2, __uint_as_float(r[w]));
-        add_split_products<m, 2, n>(sums, j, rows, columns);
+        Sums<m, 2> fresh;
+        clear<m, 2>(fresh);
+        add_small_products<m, 2>(fresh, rows, columns);
+        add_large_products<m, 2>(fresh, rows, columns);
+        add<m, n, 2>(sums, j, fresh);
       }
     }
   }
@@ -285,31 +295,40 @@ __device__ __forceinline__ void add_weighted_rows(Sums<m, n>& sums, const Sums<m
     }
   } else {
     // The instruction's k t and t + 4 are rows 2t and 2t + 1 here: W is then held as the instruction wants it.
+    // The products of a few column blocks at a time are summed from zero, over all rows; the small ones first, while
+    // there is little that is cut off.
     constexpr int group = n % 4 == 0 ? 4 : n % 3 == 0 ? 3 : n % 2 == 0 ? 2 : 1;
     const unsigned char* const lane_b = b + B::offset(lane % 4 * 2, lane / 4);
 #pragma unroll
-    for (int s = 0; s < k; ++s) {
-      Split<4> rows[m];
+    for (int first = 0; first < n; first += group) {
+      Sums<m, group> fresh;
+      clear<m, group>(fresh);
 #pragma unroll
-      for (int i = 0; i < m; ++i) {
+      for (int pass = 0; pass < 2; ++pass) {
 #pragma unroll
-        for (int w = 0; w < 4; ++w) rows[i].set(w, weights[i][s][w % 2 * 2 + w / 2]);
-      }
+        for (int s = 0; s < k; ++s) {
+          Split<4> rows[m];
 #pragma unroll
-      for (int first = 0; first < n; first += group) {
-        // No load moves to before this, so that only one group's products wait to be added: there are registers for
-        // no more.
-        if constexpr (n > 4) __syncwarp();
-        Split<2> columns[group];
+          for (int i = 0; i < m; ++i) {
 #pragma unroll
-        for (int j = 0; j < group; ++j) {
+            for (int w = 0; w < 4; ++w) rows[i].set(w, weights[i][s][w % 2 * 2 + w / 2]);
+          }
+          Split<2> columns[group];
 #pragma unroll
-          for (int w = 0; w < 2; ++w) {
-            columns[j].set(w, *reinterpret_cast<const float*>(lane_b + B::offset(s * 8 + w, (first + j) * 8)));
+          for (int j = 0; j < group; ++j) {
+#pragma unroll
+            for (int w = 0; w < 2; ++w) {
+              columns[j].set(w, *reinterpret_cast<const float*>(lane_b + B::offset(s * 8 + w, (first + j) * 8)));
+            }
+          }
+          if (pass == 0) {
+            add_small_products<m, group>(fresh, rows, columns);
+          } else {
+            add_large_products<m, group>(fresh, rows, columns);
           }
         }
-        add_split_products<m, group, n>(sums, first, rows, columns);
       }
+      add<m, n, group>(sums, first, fresh);
     }
   }
 }
