@@ -12,9 +12,9 @@
 namespace difuse {
 namespace {
 
-class KernelsCompile : public ::testing::TestWithParam<const char*> {};
+class EveryKernelCompiles : public ::testing::TestWithParam<const char*> {};
 
-TEST_P(KernelsCompile, OfEveryOp) {
+TEST_P(EveryKernelCompiles, OfEveryOp) {
   std::string reason;
   if (!codegen::NvrtcLibrary::load({}, &reason)) GTEST_SKIP() << reason;
   const ir::DeviceSpec& device = *ir::find_device_spec(GetParam());
@@ -34,7 +34,7 @@ TEST_P(KernelsCompile, OfEveryOp) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Architectures, KernelsCompile, ::testing::Values("sm_80", "sm_90a"),
+INSTANTIATE_TEST_SUITE_P(Architectures, EveryKernelCompiles, ::testing::Values("sm_80", "sm_90a"),
                          [](const auto& made) { return std::string(made.param); });
 
 }  // namespace

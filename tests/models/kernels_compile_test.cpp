@@ -1,0 +1,32 @@
+// The CUDA kernels of whole steps compile for the oldest and for the newest architecture; no GPU is needed, only NVRTC.
+#include <gtest/gtest.h>
+
+#include "models/presets.h"
+#include "models/training_step.h"
+#include "runtime/compile.h"
+
+namespace difuse::models {
+namespace {
+
+class EveryKernelCompiles : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(EveryKernelCompiles, OfATrainingStep) {
+  std::string reason;
+  if (!codegen::NvrtcLibrary::load({}, &reason)) GTEST_SKIP() << reason;
+  const Preset preset = find_preset("tiny");
+  const ir::Graph graph = build_training_step(preset.unet, preset.diffusion, preset.training, /*flip=*/true);
+  codegen::KernelCache memory_only{{}};
+  for (const passes::Precision precision : {passes::Precision::bf16, passes::Precision::f32}) {
+    runtime::CompileSettings settings;
+    settings.precision = precision;
+    const auto plan = runtime::plan_cuda(graph, {}, *ir::find_device_spec(GetParam()), settings);
+    EXPECT_EQ(runtime::compile_kernels(plan, {}, memory_only, /*newest_major=*/0, settings).size(),
+              plan.sources.size());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Architectures, EveryKernelCompiles, ::testing::Values("sm_80", "sm_90a"),
+                         [](const auto& made) { return std::string(made.param); });
+
+}  // namespace
+}  // namespace difuse::models
