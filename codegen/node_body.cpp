@@ -74,6 +74,26 @@ NodeBody node_body(const Graph& graph, int id) {
   return made;
 }
 
+Graph part_of(const Graph& graph, const std::vector<Value>& values) {
+  Graph part("part");
+  std::vector<bool> needed(static_cast<size_t>(graph.size()), false);
+  for (const Value v : values) needed[static_cast<size_t>(v.node)] = true;
+  for (int id = graph.size() - 1; id >= 0; --id) {
+    if (!needed[static_cast<size_t>(id)]) continue;
+    for (const Value v : graph.node(id).operands) needed[static_cast<size_t>(v.node)] = true;
+  }
+  std::map<Value, Value> copies;
+  for (int id = 0; id < graph.size(); ++id) {
+    if (!needed[static_cast<size_t>(id)]) continue;
+    std::vector<Value> operands;
+    for (const Value v : graph.node(id).operands) operands.push_back(copies.at(v));
+    const std::vector<Value> made = ir::copy_node(part, graph.node(id), operands);
+    for (size_t r = 0; r < made.size(); ++r) copies[{id, static_cast<int32_t>(r)}] = made[r];
+  }
+  for (size_t i = 0; i < values.size(); ++i) part.set_output(std::to_string(i), copies.at(values[i]));
+  return part;
+}
+
 std::string node_name(const Graph& graph, int id) {
   const Node& node = graph.node(id);
   if (node.op != Op::fusion) return op_name(graph, node);

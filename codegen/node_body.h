@@ -16,6 +16,9 @@ struct NodeBody {
 };
 NodeBody node_body(const ir::Graph& graph, int id);
 
+/// What `values` need of the graph, which are its outputs "0", "1", ...; inputs keep their names.
+ir::Graph part_of(const ir::Graph& graph, const std::vector<ir::Value>& values);
+
 /// What the node computes, without the batch: "conv_fprop_3x3_h28w28c32k32", "matmul_512x128", "add_28x28x32",
 /// "reduction_sub_mul_reduce_sum_28x28x32", "mul".
 std::string node_name(const ir::Graph& graph, int id);

@@ -4,12 +4,13 @@
 
 #include <cmath>
 #include <numbers>
-#include <set>
 
 #include "codegen/cuda/emit/attention/tiles.h"
+#include "codegen/cuda/emit/epilogue.h"
 #include "codegen/cuda/kernel_spec.h"
 #include "codegen/cuda/source/body_code.h"
 #include "codegen/cuda/source/device_source.h"
+#include "codegen/cuda/source/extents.h"
 #include "codegen/cuda/source/parameters.h"
 #include "ir/op.h"
 #include "ir/qkv.h"
@@ -17,7 +18,6 @@
 namespace difuse::codegen::cuda {
 namespace {
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 std::string text(int64_t n) { return std::to_string(n); }
 std::string literal(double x) { return fmt::format("{:a}f", static_cast<float>(x)); }
 
@@ -51,42 +51,6 @@ int store_lanes(const KernelSpec& spec, const AttentionProblem& p, const std::ve
   return 2;
 }
 
-/// Statements that store `outputs`, computed from a run of the result `value`: its elements are `expression` of lane l,
-/// its place is `coords` and the variable `element`.
-struct Stores {
-  std::string text;
-  std::set<int> outers;
-};
-
-Stores stores(const KernelSpec& spec, ir::Value value, const std::string& expression, int lanes,
-              const Parameters& parameters, const std::vector<Term>& coords, const std::vector<size_t>& outputs) {
-  const ir::Graph& body = spec.body;
-  BodyCode code(body, lanes, parameters.operands(), spec.alignment);
-  code.bind(value, expression);
-  Index known = code.at(coords);
-  known.linear = {"element", lanes == 1 ? Lanes::none : Lanes::unit};
-  known.has_linear = true;
-  std::string runs, lane, store;
-  for (const size_t r : outputs) {
-    const ir::Type& type = body.type(body.outputs()[r].value);
-    const bool same = type.shape == body.type(value).shape;
-    const std::string x = code.value(body.outputs()[r].value, same ? known : code.at_linear("element", type.shape));
-    const std::string dtype = storage_type(type.dtype), to = Parameters::result(r);
-    runs += fmt::format("Run<{}, {}> run_{};\n", dtype, lanes, to);
-    lane += fmt::format("run_{}[l] = narrow<{}>({});\n", to, dtype, x);
-    store += fmt::format("store_run<{}>({} + element, run_{});\n", lanes, to, to);
-  }
-  return {code.take_before() + runs + "#pragma unroll\n" + fmt::format("for (int l = 0; l < {}; ++l) {{\n", lanes) +
-              indented(code.take_lane() + lane, 2) + "}\n" + store,
-          code.outers()};
-}
-
-void add_outers(Parameters& parameters, const ir::Graph& body, const std::set<int>& outers) {
-  for (const int input : outers) {
-    parameters.add(fmt::format("outer_{}", input), body.type(body.find_input(text(input))).shape[0]);
-  }
-}
-
 /// The channel that a head's part begins with, `part` an expression.
 std::string first_channel(const KernelSpec& spec, const AttentionProblem& p, const std::string& part) {
   const bool heads_first = spec.body.node(p.value).as<ir::AttentionAttrs>().order == ir::QkvOrder::heads_first;
@@ -108,7 +72,7 @@ KernelDraft block_kernel(const KernelSpec& spec, const AttentionProblem& p, Atte
   const std::string shape = fmt::format("attention::Tile<{}, {}, {}, {}, {}, {}, {}>", tile.warps, tile.blocks_m,
                                         tile.step, tile.columns, tile.depth, tile.chunks, tile.stages);
   const auto add = [&](std::string_view field, std::string value) { fields.emplace_back(field, std::move(value)); };
-  add("index", p.is_wide_index ? "long long" : "int");
+  add("index", index_type(p.is_wide_index));
   add("problem", problem);
   add("shape", shape);
   add("threads", text(tile.threads()));
@@ -188,9 +152,9 @@ KernelDraft forward_kernel(const KernelSpec& spec, const AttentionProblem& p, co
   std::string store;
   if (!outs.empty()) {
     const int lanes = store_lanes(spec, p, outs);
-    const Stores made = stores(spec, p.value, fmt::format("block.value<{}>(i, j, l)", lanes), lanes, parameters,
-                               row_coords(lanes), outs);
-    add_outers(parameters, spec.body, made.outers);
+    const EpilogueCode made = epilogue_code(spec, p.value, fmt::format("block.value<{}>(i, j, l)", lanes), lanes,
+                                            parameters.operands(), row_coords(lanes), "element", outs);
+    parameters.add_outers(spec.body, made.outers);
     const std::string statements =
         "const int channel = head * $width + column;\n"
         "const index_t element = (image * $length + token) * $channels + channel;\n" +
@@ -198,9 +162,10 @@ KernelDraft forward_kernel(const KernelSpec& spec, const AttentionProblem& p, co
     store += filled(kStoreLoops, {{"lanes", text(lanes)}, {"statements", indented(statements, 6)}});
   }
   if (!log_sums.empty()) {
-    const Stores made = stores(spec, log_sum, "block.log_sum(i)", 1, parameters,
-                               {{"image", Lanes::none}, {"head", Lanes::none}, {"token", Lanes::none}}, log_sums);
-    add_outers(parameters, spec.body, made.outers);
+    const EpilogueCode made =
+        epilogue_code(spec, log_sum, "block.log_sum(i)", 1, parameters.operands(),
+                      {{"image", Lanes::none}, {"head", Lanes::none}, {"token", Lanes::none}}, "element", log_sums);
+    parameters.add_outers(spec.body, made.outers);
     store += filled(R"(  if (first_column != 0 || !Kernel::is_first_of_row()) return;
 #pragma unroll
   for (int i = 0; i < Kernel::row_count; ++i) {
@@ -281,8 +246,9 @@ KernelDraft gradient_kernel(const KernelSpec& spec, const AttentionProblem& p, A
   const std::string value = of_keys
                                 ? fmt::format("block.value<{}>(part, i, j, l) * (part == 1 ? {} : 1.0f)", lanes, scale)
                                 : fmt::format("block.value<{}>(i, j, l) * {}", lanes, scale);
-  const Stores made = stores(spec, p.value, "(" + value + ")", lanes, parameters, row_coords(lanes), outs);
-  add_outers(parameters, spec.body, made.outers);
+  const EpilogueCode made =
+      epilogue_code(spec, p.value, "(" + value + ")", lanes, parameters.operands(), row_coords(lanes), "element", outs);
+  parameters.add_outers(spec.body, made.outers);
   std::string statements = "const int channel = " + first_channel(spec, p, of_keys ? "part" : "0") +
                            " + column;\n"
                            "const index_t element = (image * $length + token) * $qkv_row + channel;\n" +

@@ -3,36 +3,17 @@
 // blocks, whose partial results a second kernel adds in a fixed order.
 #include <algorithm>
 
-#include "codegen/cuda/emit/contraction/epilogue.h"
 #include "codegen/cuda/emit/contraction/problem.h"
 #include "codegen/cuda/emit/contraction/source.h"
 #include "codegen/cuda/emit/contraction/tiles.h"
+#include "codegen/cuda/emit/epilogue.h"
 #include "codegen/cuda/kernel_spec.h"
+#include "codegen/node_body.h"
 #include "ir/builder.h"
 #include "ir/error.h"
 
 namespace difuse::codegen::cuda {
 namespace {
-
-/// The contraction alone, its inputs under the names that they have in the body.
-ir::Graph product_body(const ir::Graph& body, ir::Value value) {
-  ir::Graph product("product");
-  std::vector<ir::Value> made(static_cast<size_t>(body.size()));
-  std::vector<bool> needed(static_cast<size_t>(body.size()));
-  needed[static_cast<size_t>(value.node)] = true;
-  for (int id = value.node; id >= 0; --id) {
-    if (!needed[static_cast<size_t>(id)]) continue;
-    for (const ir::Value v : body.node(id).operands) needed[static_cast<size_t>(v.node)] = true;
-  }
-  for (int id = 0; id <= value.node; ++id) {
-    if (!needed[static_cast<size_t>(id)]) continue;
-    std::vector<ir::Value> operands;
-    for (const ir::Value v : body.node(id).operands) operands.push_back(made[static_cast<size_t>(v.node)]);
-    made[static_cast<size_t>(id)] = ir::copy_node(product, body.node(id), operands)[0];
-  }
-  product.set_output("0", made[static_cast<size_t>(value.node)]);
-  return product;
-}
 
 /// The body with the contraction's value as one more input.
 ir::Graph sum_body(const ir::Graph& body, ir::Value value, int input) {
@@ -63,7 +44,7 @@ void emit_contraction(const KernelSpec& spec, Emission& emission) {
     emission.launch(product_kernel(spec, problem, tile));
     return;
   }
-  const ir::Graph product = product_body(spec.body, problem.value);
+  const ir::Graph product = part_of(spec.body, {problem.value});
   const Argument partials = emission.workspace(problem.splits * problem.rows * problem.columns * 4);
   KernelSpec first{product, spec.operands, spec.alignment, {partials}, {256}, spec.name, spec.flops, spec.device, {}};
   emission.launch(product_kernel(first, problem, tile));

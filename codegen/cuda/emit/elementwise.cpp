@@ -8,6 +8,7 @@
 #include "codegen/cuda/source/body_code.h"
 #include "codegen/cuda/source/collapse.h"
 #include "codegen/cuda/source/device_source.h"
+#include "codegen/cuda/source/extents.h"
 #include "codegen/cuda/source/parameters.h"
 #include "ir/error.h"
 #include "ir/op.h"
@@ -30,22 +31,8 @@ int choose_lanes(const ir::Graph& body, const KernelSpec& spec) {
   };
   for (const int id : body.leaves(ir::Op::input)) see(body.node(id).types[0]);
   for (const ir::NamedValue& n : body.outputs()) see(body.type(n.value));
-  int64_t lanes = std::clamp<int64_t>(16 / narrowest, 4, tensors > kManyTensors ? 4 : 8);
-  while (lanes > 1 && type.rank() > 1 && type.shape.back() % lanes != 0) lanes /= 2;
-  for (size_t r = 0; r < body.outputs().size(); ++r) {
-    const int64_t size = ir::size_of(body.type(body.outputs()[r].value).dtype);
-    while (lanes > 1 && spec.result_alignment[r] % std::min<int64_t>(16, size * lanes) != 0) lanes /= 2;
-  }
-  return static_cast<int>(lanes);
-}
-
-bool is_wide(const ir::Graph& body) {
-  for (int id = 0; id < body.size(); ++id) {
-    for (const ir::Type& t : body.node(id).types) {
-      if (t.elements() >= (int64_t{1} << 31) - kThreads * 8) return true;
-    }
-  }
-  return false;
+  const auto lanes = static_cast<int>(std::clamp<int64_t>(16 / narrowest, 4, tensors > kManyTensors ? 4 : 8));
+  return fitting_lanes(spec, type.rank() > 1 ? type.shape.back() : lanes, lanes);
 }
 
 }  // namespace
@@ -77,15 +64,12 @@ void emit_elementwise(const KernelSpec& spec, Emission& emission) {
     stores += fmt::format("  store_run<{}>({} + i, run_{}, available);\n", lanes, to, to);
   }
   parameters.add("count", type.elements());
-  for (const int input : code.outers()) {
-    const ir::Value v = body.find_input(std::to_string(input));
-    parameters.add(fmt::format("outer_{}", input), body.type(v).shape[0]);
-  }
+  parameters.add_outers(body, code.outers());
 
   KernelDraft draft;
   draft.name = spec.name;
-  draft.source =
-      device_source({"vector.cuh", "ops.cuh", "random.cuh"}) + filled(R"(
+  draft.source = device_source({"vector.cuh", "ops.cuh", "random.cuh"}) +
+                 filled(R"(
 using index_t = $index;
 
 extern "C" __global__ void __launch_bounds__($threads, 1) $kernel($parameters) {
@@ -100,15 +84,15 @@ $before$runs#pragma unroll
 $lane  }
 $stores}
 )",
-                                                                      {{"index", is_wide(body) ? "long long" : "int"},
-                                                                       {"threads", std::to_string(kThreads)},
-                                                                       {"lanes", std::to_string(lanes)},
-                                                                       {"parameters", parameters.text()},
-                                                                       {"before", indented(code.take_before(), 2)},
-                                                                       {"runs", runs},
-                                                                       {"lane", indented(code.take_lane() + lane, 4)},
-                                                                       {"stores", stores}});
-  draft.grid.x = (type.elements() + kThreads * lanes - 1) / (kThreads * lanes);
+                        {{"index", index_type(needs_wide_index(body, /*spare=*/kThreads * 8))},
+                         {"threads", std::to_string(kThreads)},
+                         {"lanes", std::to_string(lanes)},
+                         {"parameters", parameters.text()},
+                         {"before", indented(code.take_before(), 2)},
+                         {"runs", runs},
+                         {"lane", indented(code.take_lane() + lane, 4)},
+                         {"stores", stores}});
+  draft.grid.x = ceil_div(type.elements(), kThreads * lanes);
   draft.threads = kThreads;
   draft.arguments = parameters.arguments();
   draft.bytes = parameters.bytes();

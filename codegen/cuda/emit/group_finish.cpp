@@ -4,6 +4,7 @@
 
 #include "codegen/cuda/kernel_spec.h"
 #include "codegen/cuda/source/device_source.h"
+#include "codegen/cuda/source/extents.h"
 #include "codegen/cuda/source/parameters.h"
 #include "ir/op.h"
 #include "ir/strips.h"
@@ -85,7 +86,7 @@ $m2s  };
 $stores  }
 }
 )",
-                                                   {{"index", wide ? "long long" : "int"},
+                                                   {{"index", index_type(wide)},
                                                     {"threads", std::to_string(kThreads)},
                                                     {"warps", std::to_string(kThreads / 32)},
                                                     {"parameters", parameters.text()},
@@ -97,7 +98,7 @@ $stores  }
                                                     {"wide", std::to_string(attrs.width)},
                                                     {"eps", fmt::format("{:a}f", static_cast<float>(attrs.eps))},
                                                     {"stores", stores}});
-  draft.grid.x = (images * attrs.groups + kThreads / 32 - 1) / (kThreads / 32);
+  draft.grid.x = ceil_div(images * attrs.groups, kThreads / 32);
   draft.threads = kThreads;
   draft.arguments = parameters.arguments();
   draft.bytes = parameters.bytes();

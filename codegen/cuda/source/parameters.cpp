@@ -35,6 +35,12 @@ void Parameters::add(std::string name, std::string type, Argument argument) {
   arguments_.push_back(argument);
 }
 
+void Parameters::add_outers(const ir::Graph& body, const std::set<int>& inputs) {
+  for (const int input : inputs) {
+    add(fmt::format("outer_{}", input), body.type(body.find_input(std::to_string(input))).shape[0]);
+  }
+}
+
 std::string filled(std::string_view text, const std::vector<std::pair<std::string_view, std::string>>& fields) {
   std::string result;
   for (size_t at = 0; at < text.size();) {

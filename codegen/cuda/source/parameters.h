@@ -1,6 +1,7 @@
 // Small pieces that every emitter's source text needs: a kernel's parameters, and templates with named fields.
 #pragma once
 
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -21,6 +22,9 @@ class Parameters {
   void add(std::string name, int64_t number);
   /// Appends a pointer: "const f32*".
   void add(std::string name, std::string type, Argument argument);
+
+  /// The outermost extents of these inputs (BodyCode::outers), as `outer_i`.
+  void add_outers(const ir::Graph& body, const std::set<int>& inputs);
 
   /// The pointers of the body's inputs "0", "1", ...: "p0", "p1", ...
   const std::vector<std::string>& operands() const { return operands_; }

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "codegen/cuda/source/body_code.h"
+#include "codegen/cuda/source/extents.h"
 #include "ir/error.h"
 #include "ir/op.h"
 
@@ -20,15 +21,7 @@ namespace {
 constexpr int64_t kUsualShared = 99 * 1024;
 constexpr int kRegistersOfAThread = 255;
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t round_up(int64_t a, int64_t to) { return ceil_div(a, to) * to; }
-
-/// Elements of one copy along rows of `width` elements that lie one behind the other.
-int copy_elements(int64_t width, int64_t alignment, int64_t element_bytes) {
-  int64_t bytes = 16;
-  while (bytes > element_bytes && (width * element_bytes % bytes != 0 || alignment % bytes != 0)) bytes /= 2;
-  return static_cast<int>(bytes / element_bytes);
-}
 
 /// Columns of a block for `columns` of the result: what whole instructions take.
 int padded_columns(const AttentionProblem& p, int64_t columns) {
@@ -139,9 +132,7 @@ AttentionProblem attention_problem(const KernelSpec& spec) {
   p.copy = p.gradient_copy = copy(p.source, 0);
   if (p.is_grad()) p.gradient_copy = copy(p.gradient, 3);
   if (qkv.elements() / p.images >= int64_t{1} << 31) throw Error("one image's projection has 2^31 elements or more");
-  for (int id = 0; id < body.size(); ++id) {
-    for (const ir::Type& t : body.node(id).types) p.is_wide_index |= t.elements() >= int64_t{1} << 31;
-  }
+  p.is_wide_index = needs_wide_index(body, /*spare=*/0);
   return p;
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "codegen/cuda/source/extents.h"
 #include "ir/op.h"
 
 namespace difuse::codegen::cuda {
@@ -20,8 +21,6 @@ constexpr int64_t kLeastSplitDepth = 256, kSplitUnit = 64;
 constexpr int64_t kSplitTile = 64 * 128;
 constexpr int64_t kMostSplits = 256;
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 bool is_contraction(Op op) {
   return op == Op::conv_fprop || op == Op::conv_dgrad || op == Op::conv_wgrad || op == Op::matmul;
 }
@@ -34,16 +33,6 @@ GemmProblem::Operand operand_of(const ir::Graph& body, ir::Value contraction, si
   if (operand.rounded) node = &body.node(node->operands[0]);
   operand.input = std::stoi(node->as<ir::LeafAttrs>().name);
   return operand;
-}
-
-/// Elements of one copy along a run of `extent` elements, whose starts are multiples of it from the operand's own.
-int copy_elements(const KernelSpec& spec, int input, int64_t extent, int64_t element_bytes) {
-  int64_t bytes = 16;
-  while (bytes > element_bytes &&
-         (extent * element_bytes % bytes != 0 || spec.alignment[static_cast<size_t>(input)] % bytes != 0)) {
-    bytes /= 2;
-  }
-  return static_cast<int>(bytes / element_bytes);
 }
 
 /// A convolution with a 1x1 filter, no stride and no border is a matrix product: its images are single pixels.
@@ -104,7 +93,7 @@ void set_matmul(GemmProblem& p, const ir::Graph& body, const ir::Node& node) {
 void set_copies(GemmProblem& p, const KernelSpec& spec) {
   const int64_t size = p.element_bytes();
   const auto copy = [&](const GemmProblem::Operand& o, int64_t extent) {
-    return copy_elements(spec, o.input, extent, size);
+    return copy_elements(extent, spec.alignment[static_cast<size_t>(o.input)], size);
   };
   switch (p.op) {
     case Op::conv_fprop:
@@ -134,17 +123,6 @@ void set_splits(GemmProblem& p, const ir::DeviceSpec& device) {
   }
   p.split_depth = ceil_div(ceil_div(p.depth, p.splits), kSplitUnit) * kSplitUnit;
   p.splits = ceil_div(p.depth, p.split_depth);
-}
-
-bool is_wide(const ir::Graph& body) {
-  // Rows past the end have offsets too, though nothing is read or written there.
-  constexpr int64_t kNarrow = (int64_t{1} << 31) - (int64_t{1} << 25);
-  for (int id = 0; id < body.size(); ++id) {
-    for (const ir::Type& t : body.node(id).types) {
-      if (t.elements() >= kNarrow) return true;
-    }
-  }
-  return false;
 }
 
 }  // namespace
@@ -191,7 +169,8 @@ GemmProblem gemm_problem(const KernelSpec& spec) {
   }
   set_copies(p, spec);
   set_splits(p, spec.device);
-  p.is_wide = is_wide(body);
+  // Rows past the end have offsets too, though nothing is read or written there.
+  p.is_wide = needs_wide_index(body, int64_t{1} << 25);
   return p;
 }
 

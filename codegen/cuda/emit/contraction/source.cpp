@@ -4,8 +4,9 @@
 
 #include <algorithm>
 
-#include "codegen/cuda/emit/contraction/epilogue.h"
+#include "codegen/cuda/emit/epilogue.h"
 #include "codegen/cuda/source/device_source.h"
+#include "codegen/cuda/source/extents.h"
 #include "codegen/cuda/source/parameters.h"
 #include "ir/op.h"
 
@@ -14,8 +15,6 @@ namespace difuse::codegen::cuda {
 using ir::Op;
 
 namespace {
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 std::string text(int64_t n) { return std::to_string(n); }
 
@@ -146,13 +145,6 @@ std::vector<Term> coords(const GemmProblem& p, int lanes) {
   return {{"at_image", Lanes::none}, {"at_y", Lanes::none}, {"at_x", Lanes::none}, channel};
 }
 
-void add_outers(Parameters& parameters, const ir::Graph& body, const std::set<int>& outers) {
-  for (const int input : outers) {
-    const ir::Value v = body.find_input(text(input));
-    parameters.add(fmt::format("outer_{}", input), body.type(v).shape[0]);
-  }
-}
-
 std::vector<std::string_view> headers(std::string_view own) { return {"vector.cuh", "ops.cuh", "random.cuh", own}; }
 
 }  // namespace
@@ -163,14 +155,14 @@ KernelDraft product_kernel(const KernelSpec& spec, const GemmProblem& p, const G
   const int lanes = epilogue_lanes(spec, value, p.b.k_major ? 8 : 2);
   Parameters parameters(body, spec);
   const EpilogueCode epilogue = epilogue_code(spec, value, fmt::format("block.value<{}>(i, j, l)", lanes), lanes,
-                                              parameters.operands(), coords(p, lanes), "element");
+                                              parameters.operands(), coords(p, lanes), "element", wanted_outputs(spec));
   if (p.sums_batch) {
     parameters.add("depth", p.depth);
     parameters.add("split_depth", p.split_depth);
   } else {
     parameters.add("rows", p.rows);
   }
-  add_outers(parameters, body, epilogue.outers);
+  parameters.add_outers(body, epilogue.outers);
   const Loader a = loader_a(p), b = loader_b(p);
   const std::string partial =
       p.is_split ? fmt::format("{} += split * {}ll;\n", Parameters::result(0), p.rows * p.columns) : "";
@@ -205,7 +197,7 @@ $epilogue    }
   }
 }
 )",
-                                                                      {{"index", p.is_wide ? "long long" : "int"},
+                                                                      {{"index", index_type(p.is_wide)},
                                                                        {"block", block_type(p, tile)},
                                                                        {"load_a", a.type},
                                                                        {"load_b", b.type},
@@ -238,9 +230,10 @@ KernelDraft sum_kernel(const KernelSpec& spec, const GemmProblem& p, int partial
   const ir::Value value = body.find_input(text(partials));
   const int lanes = epilogue_lanes(spec, value, 4);
   Parameters parameters(body, spec);
-  const EpilogueCode epilogue = epilogue_code(spec, value, "sum[l]", lanes, parameters.operands(), {}, "element");
+  const EpilogueCode epilogue =
+      epilogue_code(spec, value, "sum[l]", lanes, parameters.operands(), {}, "element", wanted_outputs(spec));
   parameters.add("splits", p.splits);
-  add_outers(parameters, body, epilogue.outers);
+  parameters.add_outers(body, epilogue.outers);
   const int64_t size = p.rows * p.columns;
 
   KernelDraft draft;
@@ -258,7 +251,7 @@ extern "C" __global__ void __launch_bounds__($threads, 1) $kernel($parameters) {
   if (threadIdx.x >= 32 || !valid) return;
 $epilogue}
 )",
-                                                                 {{"index", p.is_wide ? "long long" : "int"},
+                                                                 {{"index", index_type(p.is_wide)},
                                                                   {"threads", text(32 * kParts)},
                                                                   {"parameters", parameters.text()},
                                                                   {"lanes", text(lanes)},

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "codegen/cuda/source/extents.h"
+
 namespace difuse::codegen::cuda {
 namespace {
 
@@ -27,8 +29,6 @@ constexpr int kMostCopies = 16;  // Of one operand, a thread, to one slot.
 constexpr int kRegistersOfAThread = 232;
 constexpr int64_t kRegisters = 65536;      // Of a processor.
 constexpr int64_t kReservedShared = 1024;  // Of each block, by the driver.
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 /// Copies of one operand a thread issues for a slot; 0 where the threads cannot be dealt out.
 int copies(const GemmProblem::Operand& operand, int extent, int k, int threads) {

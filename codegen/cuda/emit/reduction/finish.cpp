@@ -7,6 +7,7 @@
 
 #include "codegen/cuda/emit/reduction/parts.h"
 #include "codegen/cuda/source/device_source.h"
+#include "codegen/cuda/source/extents.h"
 #include "codegen/cuda/source/parameters.h"
 
 namespace difuse::codegen::cuda::reduction {
@@ -61,10 +62,10 @@ void emit_finish(Emission& emission, std::vector<Dim> dims, const std::vector<bo
   int64_t columns = 32, rows = 1;
   if (!dims.back().reduced) {
     columns = terms > 128 ? 8 : 32;
-    rows = power_of_two((terms + kTermsPerThread - 1) / kTermsPerThread, 32 / columns, 1024 / columns);
+    rows = power_of_two(ceil_div(terms, kTermsPerThread), 32 / columns, 1024 / columns);
   } else if (terms >= 32) {
     columns = 1;
-    rows = power_of_two((terms + kTermsPerThread - 1) / kTermsPerThread, 32, 256);
+    rows = power_of_two(ceil_div(terms, kTermsPerThread), 32, 256);
   }
 
   KernelDraft draft;
@@ -100,7 +101,7 @@ $extents  const auto first = [=](index_t m) -> index_t { return $first; };
   const auto step = [=](index_t t) -> index_t { return $step; };
 $calls}
 )",
-                        {{"index", results * terms >= (int64_t{1} << 30) ? "long long" : "int"},
+                        {{"index", index_type(results * terms >= (int64_t{1} << 30))},
                          {"parameters", parameters},
                          {"extents", together ? "  const index_t inside = static_cast<index_t>(inner);\n"
                                                 "  const index_t many = static_cast<index_t>(terms);\n"
@@ -108,7 +109,7 @@ $calls}
                          {"first", first},
                          {"step", step},
                          {"calls", calls}});
-  draft.grid.x = (results + columns - 1) / columns;
+  draft.grid.x = ceil_div(results, columns);
   draft.grid.y = std::ssize(from);
   draft.threads = static_cast<int>(columns * rows);
   draft.bytes = std::ssize(from) * (terms + 1) * results * 4;

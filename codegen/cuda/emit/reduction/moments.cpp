@@ -7,6 +7,7 @@
 
 #include "codegen/cuda/emit/reduction/parts.h"
 #include "codegen/cuda/source/device_source.h"
+#include "codegen/cuda/source/extents.h"
 #include "codegen/cuda/source/parameters.h"
 #include "ir/op.h"
 #include "ir/strips.h"
@@ -162,7 +163,7 @@ $late  if (live && column == 0) {
 $last  }
 }
 )",
-                        {{"index", is_wide(body) ? "long long" : "int"},
+                        {{"index", index_type(is_wide(body))},
                          {"threads", std::to_string(threads)},
                          {"parameters", parameters.text()},
                          {"lanes", std::to_string(lanes)},

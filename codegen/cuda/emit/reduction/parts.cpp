@@ -3,8 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
 
+#include "codegen/cuda/source/extents.h"
+#include "codegen/node_body.h"
 #include "ir/op.h"
 
 namespace difuse::codegen::cuda::reduction {
@@ -16,27 +17,13 @@ using ir::Value;
 
 Part part_of(const KernelSpec& spec, const std::vector<size_t>& outputs) {
   Part part;
-  const Graph& body = spec.body;
-  std::vector<bool> needed(static_cast<size_t>(body.size()), false);
-  for (const size_t r : outputs) needed[static_cast<size_t>(body.outputs()[r].value.node)] = true;
-  for (int id = body.size() - 1; id >= 0; --id) {
-    if (!needed[static_cast<size_t>(id)]) continue;
-    for (const Value v : body.node(id).operands) needed[static_cast<size_t>(v.node)] = true;
-  }
-  std::map<Value, Value> copies;
-  for (int id = 0; id < body.size(); ++id) {
-    if (!needed[static_cast<size_t>(id)]) continue;
-    const Node& node = body.node(id);
-    std::vector<Value> operands;
-    for (const Value v : node.operands) operands.push_back(copies.at(v));
-    const std::vector<Value> made = ir::copy_node(part.body, node, operands);
-    for (size_t r = 0; r < made.size(); ++r) copies[{id, static_cast<int32_t>(r)}] = made[r];
-  }
+  std::vector<Value> values;
   for (const size_t r : outputs) {
-    part.body.set_output(std::to_string(part.results.size()), copies.at(body.outputs()[r].value));
+    values.push_back(spec.body.outputs()[r].value);
     part.results.push_back(spec.results[r]);
     part.result_alignment.push_back(spec.result_alignment[r]);
   }
+  part.body = codegen::part_of(spec.body, values);
   return part;
 }
 
@@ -48,15 +35,7 @@ ir::Shape iteration_shape(const Graph& body) {
   return {};
 }
 
-bool is_wide(const Graph& body) {
-  constexpr int64_t kSpare = 1 << 24;  // indices run past the end before they are compared with it
-  for (int id = 0; id < body.size(); ++id) {
-    for (const ir::Type& t : body.node(id).types) {
-      if (t.elements() >= (int64_t{1} << 31) - kSpare) return true;
-    }
-  }
-  return false;
-}
+bool is_wide(const Graph& body) { return needs_wide_index(body, /*spare=*/1 << 24); }
 
 WholeTensors whole_tensors(const Graph& body, const ir::Shape& shape) {
   WholeTensors found;
@@ -75,18 +54,6 @@ int WholeTensors::longest_run() const {
   if (count > 16) return 1;
   if (count > 8) return 2;
   return count > 5 || narrowest == 4 ? 4 : 8;
-}
-
-int fitting_lanes(const KernelSpec& spec, int64_t last_extent, int most, bool reductions_too) {
-  int lanes = most;
-  while (lanes > 1 && last_extent % lanes != 0) lanes /= 2;
-  for (size_t r = 0; r < spec.body.outputs().size(); ++r) {
-    const Value v = spec.body.outputs()[r].value;
-    if (!reductions_too && ir::has_trait(spec.body.node(v), ir::kReduction)) continue;
-    const int64_t size = ir::size_of(spec.body.type(v).dtype);
-    while (lanes > 1 && spec.result_alignment[r] % std::min<int64_t>(16, size * lanes) != 0) lanes /= 2;
-  }
-  return lanes;
 }
 
 std::vector<Term> split(const std::string& linear, std::span<const int64_t> extents, Lanes lanes) {

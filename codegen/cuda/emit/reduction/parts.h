@@ -12,7 +12,7 @@ namespace difuse::codegen::cuda::reduction {
 
 /// Some results of a body, with what they need of it. The inputs keep their names, the outputs are "0", "1", ...
 struct Part {
-  ir::Graph body{"part"};
+  ir::Graph body;
   std::vector<Argument> results;
   std::vector<int64_t> result_alignment;
 
@@ -36,10 +36,6 @@ struct WholeTensors {
   int longest_run() const;
 };
 WholeTensors whole_tensors(const ir::Graph& body, const ir::Shape& shape);
-/// The longest run, at most `most`, that divides the last extent and that results can be stored in: all of them, or
-/// those that are not reductions.
-int fitting_lanes(const KernelSpec& spec, int64_t last_extent, int most, bool reductions_too);
-
 /// Coordinates of a row-major offset `linear` inside `extents`; the outermost extent is not written.
 std::vector<Term> split(const std::string& linear, std::span<const int64_t> extents, Lanes lanes);
 /// Writes the loads of broadcast operands that use none of the dimensions from `begin` up to `end`: they can stand

@@ -10,6 +10,7 @@
 #include "codegen/cuda/emit/reduction/parts.h"
 #include "codegen/cuda/source/collapse.h"
 #include "codegen/cuda/source/device_source.h"
+#include "codegen/cuda/source/extents.h"
 #include "codegen/cuda/source/parameters.h"
 #include "ir/op.h"
 
@@ -28,7 +29,6 @@ constexpr int64_t kMostChunks = 1024;     ///< Blocks of 256 threads that fill a
 constexpr int64_t kBytesInFlight = 96;    ///< Of one thread's loads.
 constexpr int64_t kRunsPerNeighbour = 8;  ///< Up to so many runs a thread, a row is summed inside one warp.
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t bit_ceil(int64_t n) { return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(n))); }
 int64_t bit_floor(int64_t n) { return static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(n))); }
 
@@ -280,7 +280,7 @@ $hoisted$accumulators#pragma unroll 1
 $loop  }
 $finish}
 )",
-                  {{"index", is_wide(body_) ? "long long" : "int"},
+                  {{"index", index_type(is_wide(body_))},
                    {"threads", std::to_string(columns * height)},
                    {"parameters", parameters.text()},
                    {"lanes", std::to_string(lanes)},
@@ -355,7 +355,7 @@ $hoisted$accumulators#pragma unroll 1
 $loop  }
 $finish}
 )",
-                  {{"index", is_wide(body_) ? "long long" : "int"},
+                  {{"index", index_type(is_wide(body_))},
                    {"threads", std::to_string(kThreads)},
                    {"parameters", parameters.text()},
                    {"sharers", std::to_string(sharers)},
@@ -425,7 +425,7 @@ $place$hoisted$accumulators#pragma unroll 1
 $loop  }
 $last$finish}
 )",
-                  {{"index", is_wide(body_) ? "long long" : "int"},
+                  {{"index", index_type(is_wide(body_))},
                    {"threads", std::to_string(threads)},
                    {"parameters", parameters.text()},
                    {"place", indented(place, 2)},

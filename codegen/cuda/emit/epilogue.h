@@ -1,4 +1,5 @@
-// What is done with a contraction's value before it is stored: elementwise ops and their other operands.
+// What is done with the value of a convolution, a product or attention before it is stored: elementwise ops and their
+// other operands.
 #pragma once
 
 #include <set>
@@ -23,9 +24,13 @@ struct EpilogueCode {
   std::set<int> outers;  ///< As in BodyCode.
 };
 
-/// `value` is known as `expression` of lane l. `index` is the run's place in it; its offset is known, too.
+/// Outputs of the body that somebody reads.
+std::vector<size_t> wanted_outputs(const KernelSpec& spec);
+
+/// Stores `outputs`, computed from a run of `value`: its elements are `expression` of lane l, its place is `coords`
+/// (empty where nobody needs them) and the row-major `offset`.
 EpilogueCode epilogue_code(const KernelSpec& spec, ir::Value value, const std::string& expression, int lanes,
                            const std::vector<std::string>& operands, const std::vector<Term>& coords,
-                           const std::string& offset);
+                           const std::string& offset, const std::vector<size_t>& outputs);
 
 }  // namespace difuse::codegen::cuda

@@ -1,4 +1,4 @@
-#include "codegen/cuda/emit/contraction/epilogue.h"
+#include "codegen/cuda/emit/epilogue.h"
 
 #include <fmt/format.h>
 
@@ -45,9 +45,17 @@ int epilogue_lanes(const KernelSpec& spec, ir::Value value, int most) {
   return static_cast<int>(lanes);
 }
 
+std::vector<size_t> wanted_outputs(const KernelSpec& spec) {
+  std::vector<size_t> outputs;
+  for (size_t r = 0; r < spec.results.size(); ++r) {
+    if (spec.wanted(r)) outputs.push_back(r);
+  }
+  return outputs;
+}
+
 EpilogueCode epilogue_code(const KernelSpec& spec, ir::Value value, const std::string& expression, int lanes,
                            const std::vector<std::string>& operands, const std::vector<Term>& coords,
-                           const std::string& offset) {
+                           const std::string& offset, const std::vector<size_t>& outputs) {
   const ir::Graph& body = spec.body;
   BodyCode code(body, lanes, operands, spec.alignment);
   code.bind(value, expression);
@@ -55,8 +63,7 @@ EpilogueCode epilogue_code(const KernelSpec& spec, ir::Value value, const std::s
   known.linear = {offset, lanes == 1 ? Lanes::none : Lanes::unit};
   known.has_linear = true;
   std::string runs, lane, stores;
-  for (size_t r = 0; r < body.outputs().size(); ++r) {
-    if (!spec.wanted(r)) continue;
+  for (const size_t r : outputs) {
     const ir::Value v = body.outputs()[r].value;
     const ir::Shape& shape = body.type(v).shape;
     const bool same = !coords.empty() && shape == body.type(value).shape;
