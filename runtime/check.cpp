@@ -110,7 +110,7 @@ class Checker : public NodeObserver {
       const auto got = value({node, static_cast<int>(r)});
       if (!got) continue;
       const NodeCheck check = compare(worst, got->data, want.outputs.at(std::to_string(r)), r);
-      if (r == 0 || share(check) > share(worst)) worst = check;
+      if (r == 0 || check.share() > worst.share()) worst = check;
     }
     add(worst);
   }
@@ -128,10 +128,6 @@ class Checker : public NodeObserver {
   std::vector<NodeCheck> take() { return std::move(checks_); }
 
  private:
-  static double share(const NodeCheck& check) {
-    return check.error == 0 ? 0 : check.tolerance == 0 ? INFINITY : check.error / check.tolerance;
-  }
-
   /// What a state should have become may be replaced later in the step, when that is itself the old value of a state.
   void note_copies(int node) {
     for (const passes::StateCopy& copy : executor_.memory().state_copies) {

@@ -4,6 +4,7 @@
 // up from node to node, and a wrong kernel is named.
 #pragma once
 
+#include <cmath>
 #include <functional>
 #include <string>
 #include <vector>
@@ -20,6 +21,8 @@ struct NodeCheck {
   double tolerance = 0;  ///< What that may be.
   std::string rule;      ///< Why so much: "f32", "bf16", "tf32", "f32, ill-conditioned".
   bool passed() const { return error <= tolerance; }
+  /// Of the tolerance; infinite where none is allowed and there is an error.
+  double share() const { return error == 0 ? 0 : tolerance == 0 ? INFINITY : error / tolerance; }
 };
 
 /// Runs one step and gives the checks in the order of the step; `each`, where given, is called as soon as one is made.
@@ -28,6 +31,7 @@ struct NodeCheck {
 /// - f32: 1e-5.
 /// - bf16 (or f16) anywhere among operands, results or inside the body: 1e-5 and one step of that format at the largest
 ///   value (2^-8 to 2^-7 of it): what is next to a rounding boundary may fall to either side.
+///   Attention is allowed two: its probabilities, operands of its second product, are rounded as well.
 /// - tf32: 1e-5 and one step of tf32 at the largest value (2^-11 to 2^-10 of it), for the same reason.
 /// - A result beyond that is compared once more with what the body does to a change of the last f32 bit of its
 ///   operands: 32 times that is allowed. A sum that cancels (the gradient of a bias before a norm is zero by

@@ -69,7 +69,7 @@ std::unique_ptr<Executor> compile(ir::Graph graph, const ir::Options& options, c
   }
   codegen::cuda::CudaPlan plan = plan_cuda(std::move(graph), options, target.cuda->spec(), settings);
   const auto cache = target.cache ? target.cache : open_kernel_cache(options, settings.log);
-  const auto kernels = compile_kernels(plan, options, *cache, target.cuda->driver().version() / 1000, settings);
+  const auto kernels = compile_kernels(plan, options, *cache, target.cuda->driver().newest_toolkit(), settings);
   return std::make_unique<CudaExecutor>(target.cuda, std::move(plan), kernels,
                                         CudaExecutorOptions{.graphs = options.cuda_graphs, .check = options.debug});
 }

@@ -39,8 +39,7 @@ int run_check(const CheckFlags& flags, const CommandContext& context) {
   for (const runtime::NodeCheck& check : checks) {
     if (!check.passed()) ++failed;
     // By share of what is allowed; what must be equal counts only when it is not.
-    const auto share = [](const runtime::NodeCheck& c) { return c.error == 0 ? 0 : c.error / c.tolerance; };
-    if (worst == nullptr || share(check) > share(*worst)) worst = &check;
+    if (worst == nullptr || check.share() > worst->share()) worst = &check;
   }
   say("checked: {} nodes, {} wrong", checks.size(), failed);
   if (worst != nullptr)

@@ -43,12 +43,11 @@ int run_doctor(const CommandContext& context) {
                                         : fmt::format("not found: looked for libdnnl.so.2 ({})", why_plain));
   print_row("CPU backend", contractions->description() +
                                (why_plain.empty() ? "" : "; install libdnnl2 (Debian) for several times the speed"));
-  const Finding driver = probe_cuda_driver();
-  print_row("CUDA driver", driver.text);
-  const Finding nvrtc = probe_nvrtc(context.options);
-  print_row("NVRTC", nvrtc.text);
+  const CudaFindings cuda = probe_cuda(context.options);
+  print_row("CUDA driver", cuda.driver);
+  print_row("NVRTC", cuda.nvrtc);
   print_row("devices", "cpu");
-  for (const std::string& device : cuda_devices()) print_row("", device);
+  for (const std::string& device : cuda.devices) print_row("", device);
   print_row("kernel cache", cache_text(context.options));
   const std::filesystem::path images = default_data_cache(context.options);
   print_row("image cache", images.empty() ? "none: neither DIFUSE_CACHE nor HOME is set" : images.string());

@@ -19,32 +19,20 @@ std::string cpu_name() {
   return "unknown processor";
 }
 
-Finding probe_cuda_driver() {
-  std::string reason;
-  const auto driver = runtime::CudaDriver::load(&reason);
-  if (!driver) return {false, reason};
-  return {true, fmt::format("for CUDA {}", driver->version_text())};
-}
-
-std::vector<std::string> cuda_devices() {
-  std::vector<std::string> lines;
-  const auto driver = runtime::CudaDriver::load();
+CudaFindings probe_cuda(const ir::Options& options) {
+  CudaFindings found;
+  const auto driver = runtime::CudaDriver::load(&found.driver);
+  if (driver) found.driver = fmt::format("for CUDA {}", driver->version_text());
   for (int i = 0; driver && i < driver->device_count(); ++i) {
     std::string reason;
     const auto device = runtime::CudaDevice::find(i, &reason);
-    lines.push_back(device ? fmt::format("cuda:{} {}", i, device->description())
-                           : fmt::format("cuda:{} cannot be used: {}", i, reason));
+    found.devices.push_back(device ? fmt::format("cuda:{} {}", i, device->description())
+                                   : fmt::format("cuda:{} cannot be used: {}", i, reason));
   }
-  return lines;
-}
-
-Finding probe_nvrtc(const ir::Options& options) {
-  std::string reason;
-  const auto driver = runtime::CudaDriver::load();
-  const int newest = driver ? driver->version() / 1000 : 0;
-  const auto nvrtc = codegen::NvrtcLibrary::load({.toolkit = options.cuda_toolkit, .newest_major = newest}, &reason);
-  if (!nvrtc) return {false, reason};
-  return {true, fmt::format("{} ({})", nvrtc->version().text(), nvrtc->stamp().path)};
+  const codegen::NvrtcSearch search{options.cuda_toolkit, driver ? driver->newest_toolkit() : 0};
+  const auto nvrtc = codegen::NvrtcLibrary::load(search, &found.nvrtc);
+  if (nvrtc) found.nvrtc = fmt::format("{} ({})", nvrtc->version().text(), nvrtc->stamp().path);
+  return found;
 }
 
 }  // namespace difuse::models

@@ -8,17 +8,15 @@
 
 namespace difuse::models {
 
-struct Finding {
-  bool found = false;
-  std::string text;  ///< What it is, or what was looked for and why it is not there.
-};
-
 /// The processor's own name and its cores.
 std::string cpu_name();
-/// The CUDA driver (libcuda.so.1) and its cards, a line each.
-Finding probe_cuda_driver();
-std::vector<std::string> cuda_devices();
-/// The CUDA run-time compiler, as the backend finds it.
-Finding probe_nvrtc(const ir::Options& options);
+
+/// What the CUDA backend finds, each as a line: what it is, or what was looked for and why it is not there.
+struct CudaFindings {
+  std::string driver;                ///< libcuda.so.1
+  std::string nvrtc;                 ///< The run-time compiler.
+  std::vector<std::string> devices;  ///< Empty without a driver.
+};
+CudaFindings probe_cuda(const ir::Options& options);
 
 }  // namespace difuse::models

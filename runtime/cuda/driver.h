@@ -29,6 +29,8 @@ class CudaDriver {
   /// The newest CUDA whose code it loads; 13000 for 13.0.
   int version() const { return version_; }
   std::string version_text() const { return version_text(version_); }
+  /// The newest toolkit whose code it loads, by its major version: 13.
+  int newest_toolkit() const { return version_ / 1000; }
   int device_count() const { return device_count_; }
 
   /// What the driver says of a device; 0 <= ordinal < device_count(). The peak rates are those of its clocks.

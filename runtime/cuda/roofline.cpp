@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "codegen/cuda/source/device_source.h"
-#include "codegen/jit/compiler.h"
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/owners.h"
 
@@ -107,12 +106,8 @@ double measure_copy(const CudaDevice& device) {
   return 2.0 * kBytes / seconds;
 }
 
-double measure_products(const CudaDevice& device, const codegen::CompiledKernel& kernel, const Products& products) {
+double measure_products(const CudaDevice& device, const LoadedKernels& loaded, const Products& products) {
   const int64_t blocks = device.spec().processors * 4;
-  codegen::cuda::CudaPlan plan;  // One call, so that the kernel is loaded like any other.
-  plan.calls.push_back({.source = 0, .node = 0, .grid = {}, .threads = kThreads, .shared_bytes = 0, .arguments = {}});
-  const std::shared_ptr<const codegen::CompiledKernel> alias(std::shared_ptr<void>(), &kernel);
-  const LoadedKernels loaded(device, plan, std::span(&alias, 1));
   const DeviceMemory out(device, static_cast<size_t>(blocks) * kThreads * sizeof(float), "measuring");
   cuda::DevicePointer address = out.address();
   long long loops = kLoops;
@@ -144,14 +139,14 @@ double Roofline::seconds(int64_t bytes, int64_t operations) const {
 Roofline measure_roofline(const std::shared_ptr<const CudaDevice>& device, codegen::KernelCache& cache,
                           const ir::Options& options, passes::Precision precision) {
   const Products& products = products_of(precision);
-  const codegen::CudaSource source{products.name,
-                                   codegen::cuda::device_source({"ptx.cuh"}) + products.source,
-                                   ir::architecture_name(device->spec()),
-                                   {}};
-  codegen::KernelCompiler compiler(
-      cache, {.toolkit = options.cuda_toolkit, .newest_major = device->driver().version() / 1000});
-  const auto kernels = codegen::require_all(compiler.compile(std::span(&source, 1)));
-  return {measure_copy(*device), measure_products(*device, *kernels[0], products), products.text};
+  codegen::cuda::CudaPlan plan;  // One call, so that the kernel is compiled and loaded like any other.
+  plan.sources.push_back({products.name,
+                          codegen::cuda::device_source({"ptx.cuh"}) + products.source,
+                          ir::architecture_name(device->spec()),
+                          {}});
+  plan.calls.push_back({.source = 0, .node = 0, .grid = {}, .threads = kThreads, .shared_bytes = 0, .arguments = {}});
+  const LoadedKernels loaded(*device, plan, compile_kernels(plan, options, cache, device->driver().newest_toolkit()));
+  return {measure_copy(*device), measure_products(*device, loaded, products), products.text};
 }
 
 }  // namespace difuse::runtime

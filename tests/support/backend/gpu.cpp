@@ -43,12 +43,12 @@ void compile_together(const runtime::Target& gpu, std::span<const codegen::cuda:
   for (const codegen::cuda::CudaPlan& plan : plans) {
     all.sources.insert(all.sources.end(), plan.sources.begin(), plan.sources.end());
   }
-  runtime::compile_kernels(all, {}, *gpu.cache, gpu.cuda->driver().version() / 1000);
+  runtime::compile_kernels(all, {}, *gpu.cache, gpu.cuda->driver().newest_toolkit());
 }
 
 std::unique_ptr<runtime::CudaExecutor> execute(const runtime::Target& gpu, codegen::cuda::CudaPlan plan,
                                                const runtime::CudaExecutorOptions& options) {
-  const auto kernels = runtime::compile_kernels(plan, {}, *gpu.cache, gpu.cuda->driver().version() / 1000);
+  const auto kernels = runtime::compile_kernels(plan, {}, *gpu.cache, gpu.cuda->driver().newest_toolkit());
   return std::make_unique<runtime::CudaExecutor>(gpu.cuda, std::move(plan), kernels, options);
 }
 
