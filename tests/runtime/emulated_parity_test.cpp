@@ -20,15 +20,8 @@ TEST_P(EmulatedOp, MatchesReference) {
   for (const auto& call : executor->plan().calls) EXPECT_GT(call.bytes, 0);
 }
 
-std::string test_name(const ::testing::TestParamInfo<testing::OpRow>& info) {
-  std::string name = info.param.name;
-  for (char& c : name) {
-    if (!std::isalnum(static_cast<unsigned char>(c))) c = '_';
-  }
-  return name;
-}
-
-INSTANTIATE_TEST_SUITE_P(Rows, EmulatedOp, ::testing::ValuesIn(testing::op_rows()), test_name);
+INSTANTIATE_TEST_SUITE_P(Rows, EmulatedOp, ::testing::ValuesIn(testing::op_rows()),
+                         [](const auto& row) { return testing::test_name(row.param); });
 
 }  // namespace
 }  // namespace difuse

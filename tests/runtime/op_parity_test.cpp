@@ -8,8 +8,6 @@
 namespace difuse {
 namespace {
 
-using testing::CpuSettings;
-
 class OpParity : public ::testing::TestWithParam<testing::OpRow> {};
 
 TEST_P(OpParity, MatchesReferenceWhateverThreadsAndMemory) {
@@ -31,15 +29,8 @@ TEST_P(OpParity, MatchesReferenceWhateverThreadsAndMemory) {
   }
 }
 
-std::string test_name(const ::testing::TestParamInfo<testing::OpRow>& info) {
-  std::string name = info.param.name;
-  for (char& c : name) {
-    if (!std::isalnum(static_cast<unsigned char>(c))) c = '_';
-  }
-  return name;
-}
-
-INSTANTIATE_TEST_SUITE_P(Rows, OpParity, ::testing::ValuesIn(testing::op_rows()), test_name);
+INSTANTIATE_TEST_SUITE_P(Rows, OpParity, ::testing::ValuesIn(testing::op_rows()),
+                         [](const auto& row) { return testing::test_name(row.param); });
 
 }  // namespace
 }  // namespace difuse

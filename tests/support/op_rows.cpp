@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <cctype>
 #include <random>
 
 #include "ir/builder.h"
@@ -321,6 +322,14 @@ double draw(Fill fill, std::mt19937_64& rng) {
 }
 
 }  // namespace
+
+std::string test_name(const OpRow& row) {
+  std::string name = row.name;
+  for (char& c : name) {
+    if (!std::isalnum(static_cast<unsigned char>(c))) c = '_';
+  }
+  return name;
+}
 
 std::vector<OpRow> op_rows() {
   Rows rows;

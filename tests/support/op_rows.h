@@ -27,6 +27,9 @@ struct OpRow {
   double tolerance = 1e-5;                          ///< Of an f32 backend against the reference.
 };
 
+/// The row's name as GoogleTest takes it: letters, digits and underscores.
+std::string test_name(const OpRow& row);
+
 /// At least one row for every op but `input` and `state`.
 std::vector<OpRow> op_rows();
 

@@ -15,6 +15,7 @@
 #include "codegen/jit/nvrtc.h"
 #include "ir/builder.h"
 #include "ir/reference.h"
+#include "tests/codegen/cuda/recorder.h"
 #include "tests/support/cuda_emulator/emulated_kernel.h"
 
 namespace difuse::codegen::cuda {
@@ -67,25 +68,6 @@ double load(DType dtype, const std::byte* from) {
   _Float16 half;
   std::memcpy(&half, &bits, 2);
   return static_cast<double>(half);
-}
-
-class Recorder : public Emission {
- public:
-  Argument workspace(int64_t bytes) override {
-    const int64_t at = workspace_bytes;
-    workspace_bytes += (bytes + 255) / 256 * 256;
-    return {Argument::Kind::workspace, at};
-  }
-  void launch(KernelDraft draft) override { drafts.push_back(std::move(draft)); }
-
-  int64_t workspace_bytes = 0;
-  std::vector<KernelDraft> drafts;
-};
-
-CudaSource source_of(const KernelDraft& draft, const std::string& architecture) {
-  const std::string source = filled(draft.source, {{"kernel", "kernel_under_test"}});
-  EXPECT_EQ(source.find('$'), std::string::npos) << source.substr(source.find('$'), 40);
-  return {"kernel_under_test", source, architecture, draft.options};
 }
 
 /// A body with its operands and results in one arena, everything `shift` bytes after a multiple of 256.

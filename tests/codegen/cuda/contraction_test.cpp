@@ -21,6 +21,7 @@
 #include "ir/flops.h"
 #include "ir/op.h"
 #include "ir/reference.h"
+#include "tests/codegen/cuda/recorder.h"
 #include "tests/support/cuda_emulator/emulated_kernel.h"
 
 namespace difuse::codegen::cuda {
@@ -74,23 +75,6 @@ Tensor loaded(const Type& type, const std::byte* bytes) {
     t.data[i] = x;
   }
   return t;
-}
-
-class Recorder : public Emission {
- public:
-  Argument workspace(int64_t bytes) override {
-    const int64_t at = workspace_bytes;
-    workspace_bytes += (bytes + 255) / 256 * 256;
-    return {Argument::Kind::workspace, at};
-  }
-  void launch(KernelDraft draft) override { drafts.push_back(std::move(draft)); }
-
-  int64_t workspace_bytes = 0;
-  std::vector<KernelDraft> drafts;
-};
-
-CudaSource source_of(const KernelDraft& draft, const std::string& architecture) {
-  return {"kernel_under_test", filled(draft.source, {{"kernel", "kernel_under_test"}}), architecture, draft.options};
 }
 
 /// How a problem lies in memory and how it is computed.

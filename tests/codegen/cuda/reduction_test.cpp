@@ -16,6 +16,7 @@
 #include "codegen/jit/nvrtc.h"
 #include "ir/builder.h"
 #include "ir/reference.h"
+#include "tests/codegen/cuda/recorder.h"
 #include "tests/support/cuda_emulator/emulated_kernel.h"
 
 namespace difuse::codegen::cuda {
@@ -72,29 +73,6 @@ Tensor loaded(const Type& type, const std::byte* bytes) {
     t.data[i] = x;
   }
   return t;
-}
-
-class Recorder : public Emission {
- public:
-  Argument workspace(int64_t bytes) override {
-    const int64_t at = workspace_bytes;
-    workspace_bytes += (bytes + 255) / 256 * 256;
-    return {Argument::Kind::workspace, at};
-  }
-  void launch(KernelDraft draft) override { drafts.push_back(std::move(draft)); }
-
-  int64_t workspace_bytes = 0;
-  std::vector<KernelDraft> drafts;
-};
-
-CudaSource source_of(const KernelDraft& draft, const std::string& architecture) {
-  const std::string name = "kernel_under_test";
-  std::string source = draft.source;
-  for (size_t at = source.find("$kernel"); at != std::string::npos; at = source.find("$kernel")) {
-    source.replace(at, 7, name);
-  }
-  EXPECT_EQ(source.find('$'), std::string::npos);
-  return {name, source, architecture, draft.options};
 }
 
 const ir::DeviceSpec& device() { return *ir::find_device_spec("h100"); }
