@@ -158,6 +158,11 @@ void shape_rows(Rows& rows) {
     const Value x = b.input("x", f32({3, 4})), y = b.input("y", f32({5}));
     return std::vector{b.pack({b.neg(x), y, b.mul(y, 2.0)}, {0, 64, 128}, 192)};
   });
+  // The inner vector is made in its slice, which begins anywhere; its part must be copied there.
+  rows.row(Op::pack, "inside_another", [](Builder& b) {
+    const Value inner = b.pack({b.input("x", f32({64}))}, {0}, 64);
+    return std::vector{b.pack({b.input("y", f32({3})), inner}, {0, 3}, 80)};
+  });
   rows.row(Op::view, "slice", [](Builder& b) {
     const Value flat = b.input("x", f32({192}));
     return std::vector{b.view(flat, 64, {3, 4}), b.neg(b.view(flat, 128, {5}))};

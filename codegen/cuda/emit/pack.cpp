@@ -1,6 +1,8 @@
 // pack: its parts usually lie in their slices already; this copies those that do not, and zeroes the gaps.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "codegen/cuda/kernel_spec.h"
 #include "codegen/cuda/source/body_code.h"
 #include "codegen/cuda/source/device_source.h"
@@ -63,15 +65,17 @@ void emit_pack(const KernelSpec& spec, Emission& emission) {
   const ir::Node& node = pack_node(spec.body);
   const auto& attrs = node.as<ir::PackAttrs>();
   const int64_t size = ir::size_of(node.types[0].dtype);
+  const int64_t whole = spec.result_alignment[0];  // A vector that lies inside another may begin anywhere.
   for (size_t i = 0; i < attrs.offsets.size(); ++i) {
     const ir::Node& part = spec.body.node(node.operands[i]);
     const auto input = static_cast<size_t>(std::stoi(part.as<ir::LeafAttrs>().name));
     Argument to = spec.results[0];
-    to.value += attrs.offsets[i] * size;
+    const int64_t offset = attrs.offsets[i] * size;
+    to.value += offset;
     if (to == spec.operands[input]) continue;
     ir::Graph copy("copy");
     copy.set_output("0", ir::Builder(copy).input("0", part.types[0]));
-    const int64_t aligned = (attrs.offsets[i] * size) % 256 == 0 ? 256 : size;
+    const int64_t aligned = offset == 0 ? whole : std::min(whole, offset & -offset);
     emit_elementwise({copy, {spec.operands[input]}, {spec.alignment[input]}, {to}, {aligned}, "copy", 0, spec.device},
                      emission);
   }
