@@ -115,7 +115,7 @@ void CudaExecutor::launch_checked() {
 }
 
 void CudaExecutor::run() {
-  if (!has_run_ || options_.check) {
+  if (!has_run_ || (options_.check && !profiling_)) {
     launch_checked();  // What fails is named, and the driver has loaded all code before anything is captured.
     has_run_ = true;
   } else if (profiling_) {

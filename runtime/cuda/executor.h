@@ -20,7 +20,8 @@ namespace difuse::runtime {
 
 struct CudaExecutorOptions {
   bool graphs = true;  ///< Capture the second step and replay it from then on; false: launch kernel by kernel.
-  bool check = false;  ///< Wait after every kernel of every step and name the one that fails; no graphs.
+  /// Wait after every kernel of every step, but profiled ones, and name the one that fails; such steps are no graphs.
+  bool check = false;
 };
 
 /// Whether a step is replayed or launched kernel by kernel changes no bit.

@@ -151,6 +151,16 @@ TEST_F(FakeCuda, EagerAndReplayedStepsFollowOneAnother) {
   }
 }
 
+TEST_F(FakeCuda, ProfilesStepsThatWouldBeChecked) {
+  const auto e = executor({.check = true});
+  e->run();
+  e->enable_profile(true);
+  e->run();
+  e->run();
+  for (const KernelProfile& row : e->profile()) EXPECT_EQ(row.calls, 2) << row.name;
+  EXPECT_EQ(state(*e), (Numbers{3, 6, 9, 12}));
+}
+
 TEST_F(FakeCuda, TheHostMayRunAhead) {
   const auto e = executor();
   float want = 0;
