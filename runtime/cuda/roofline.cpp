@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <functional>
-#include <vector>
+#include <string>
+#include <string_view>
 
 #include "codegen/cuda/source/device_source.h"
+#include "codegen/cuda/source/parameters.h"
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/owners.h"
 
@@ -15,58 +17,48 @@ constexpr int kThreads = 256;
 constexpr int kLoops = 4096;
 constexpr int kChains = 8;  // Independent sums: enough to hide a product's latency.
 
+/// A loop of independent sums in registers.
+constexpr std::string_view kSource = R"(
+extern "C" __global__ void __launch_bounds__($threads) $kernel(float* out, long long loops) {
+  float sum[$chains][$lanes] = {};
+  $operands
+  for (long long i = 0; i < loops; ++i) {
+#pragma unroll
+    for (int c = 0; c < $chains; ++c) $product;
+  }
+  float total = 0.0f;
+#pragma unroll
+  for (int c = 0; c < $chains; ++c) {
+#pragma unroll
+    for (int l = 0; l < $lanes; ++l) total += sum[c][l];
+  }
+  out[blockIdx.x * $threads + threadIdx.x] = total;
+}
+)";
+
 struct Products {
   const char* name;
   const char* text;
-  const char* source;
+  int lanes;  // Of one sum, a thread.
+  const char* operands;
+  const char* product;
   double flops_per_thread;  // Of one product.
 };
 
-constexpr Products kBf16{"products_bf16", "mma.sync bf16", R"(
-extern "C" __global__ void __launch_bounds__(256) products_bf16(float* out, long long loops) {
-  float sum[8][4] = {};
-  const unsigned a[4] = {threadIdx.x, 1u, 2u, 3u}, b[2] = {threadIdx.x, 1u};
-  for (long long i = 0; i < loops; ++i) {
-#pragma unroll
-    for (int c = 0; c < 8; ++c) mma_bf16(sum[c], a, b);
-  }
-  float total = 0.0f;
-#pragma unroll
-  for (int c = 0; c < 8; ++c) total += sum[c][0] + sum[c][1] + sum[c][2] + sum[c][3];
-  out[blockIdx.x * 256 + threadIdx.x] = total;
-})",
+constexpr Products kBf16{"products_bf16",
+                         "mma.sync bf16",
+                         4,
+                         "const unsigned a[4] = {threadIdx.x, 1u, 2u, 3u}, b[2] = {threadIdx.x, 1u};",
+                         "mma_bf16(sum[c], a, b)",
                          2.0 * 16 * 8 * 16 / 32};
-
-constexpr Products kTf32{"products_tf32", "mma.sync tf32", R"(
-extern "C" __global__ void __launch_bounds__(256) products_tf32(float* out, long long loops) {
-  float sum[8][4] = {};
-  const float x = threadIdx.x * 1e-3f;
-  const float a[4] = {x, x, x, x}, b[2] = {x, x};
-  for (long long i = 0; i < loops; ++i) {
-#pragma unroll
-    for (int c = 0; c < 8; ++c) mma_tf32(sum[c], a, b);
-  }
-  float total = 0.0f;
-#pragma unroll
-  for (int c = 0; c < 8; ++c) total += sum[c][0] + sum[c][1] + sum[c][2] + sum[c][3];
-  out[blockIdx.x * 256 + threadIdx.x] = total;
-})",
+constexpr Products kTf32{"products_tf32",
+                         "mma.sync tf32",
+                         4,
+                         "const float x = threadIdx.x * 1e-3f, a[4] = {x, x, x, x}, b[2] = {x, x};",
+                         "mma_tf32(sum[c], a, b)",
                          2.0 * 16 * 8 * 8 / 32};
-
-constexpr Products kF32{"products_f32", "fma f32", R"(
-extern "C" __global__ void __launch_bounds__(256) products_f32(float* out, long long loops) {
-  float sum[8] = {};
-  const float x = threadIdx.x * 1e-3f;
-  for (long long i = 0; i < loops; ++i) {
-#pragma unroll
-    for (int c = 0; c < 8; ++c) sum[c] = fmaf(sum[c], x, x);
-  }
-  float total = 0.0f;
-#pragma unroll
-  for (int c = 0; c < 8; ++c) total += sum[c];
-  out[blockIdx.x * 256 + threadIdx.x] = total;
-})",
-                        2.0};
+constexpr Products kF32{
+    "products_f32", "fma f32", 1, "const float x = threadIdx.x * 1e-3f;", "sum[c][0] = fmaf(sum[c][0], x, x)", 2.0};
 
 const Products& products_of(passes::Precision precision) {
   switch (precision) {
@@ -136,14 +128,22 @@ double Roofline::seconds(int64_t bytes, int64_t operations) const {
   return std::max(static_cast<double>(bytes) / bandwidth, static_cast<double>(operations) / flops);
 }
 
+codegen::CudaSource roofline_source(passes::Precision precision, const std::string& architecture) {
+  const Products& products = products_of(precision);
+  const std::string source = codegen::cuda::filled(kSource, {{"threads", std::to_string(kThreads)},
+                                                             {"kernel", products.name},
+                                                             {"chains", std::to_string(kChains)},
+                                                             {"lanes", std::to_string(products.lanes)},
+                                                             {"operands", products.operands},
+                                                             {"product", products.product}});
+  return {products.name, codegen::cuda::device_source({"ptx.cuh"}) + source, architecture, {}};
+}
+
 Roofline measure_roofline(const std::shared_ptr<const CudaDevice>& device, codegen::KernelCache& cache,
                           const ir::Options& options, passes::Precision precision) {
   const Products& products = products_of(precision);
   codegen::cuda::CudaPlan plan;  // One call, so that the kernel is compiled and loaded like any other.
-  plan.sources.push_back({products.name,
-                          codegen::cuda::device_source({"ptx.cuh"}) + products.source,
-                          ir::architecture_name(device->spec()),
-                          {}});
+  plan.sources.push_back(roofline_source(precision, ir::architecture_name(device->spec())));
   plan.calls.push_back({.source = 0, .node = 0, .grid = {}, .threads = kThreads, .shared_bytes = 0, .arguments = {}});
   const LoadedKernels loaded(*device, plan, compile_kernels(plan, options, cache, device->driver().newest_toolkit()));
   return {measure_copy(*device), measure_products(*device, loaded, products), products.text};

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "codegen/jit/kernel.h"
 #include "codegen/jit/kernel_cache.h"
 #include "ir/options.h"
 #include "runtime/compile.h"
@@ -18,6 +19,9 @@ struct Roofline {
   /// The least seconds for so much work.
   double seconds(int64_t bytes, int64_t operations) const;
 };
+
+/// The kernel that measures a precision's products.
+codegen::CudaSource roofline_source(passes::Precision precision, const std::string& architecture);
 
 /// The products are those of the precision: bf16 and tf32 on the matrix units, f32 as fused multiply-adds.
 Roofline measure_roofline(const std::shared_ptr<const CudaDevice>& device, codegen::KernelCache& cache,

@@ -7,6 +7,7 @@
 #include "codegen/cuda/lower_cuda.h"
 #include "codegen/jit/compiler.h"
 #include "passes/memory_plan.h"
+#include "runtime/cuda/roofline.h"
 #include "tests/support/op_rows.h"
 
 namespace difuse {
@@ -31,6 +32,20 @@ TEST_P(EveryKernelCompiles, OfEveryOp) {
   codegen::KernelCompiler compiler(memory_only, {});
   for (const codegen::CompileResult& result : compiler.compile(sources)) {
     if (result.error) ADD_FAILURE() << result.error->what();
+  }
+}
+
+TEST_P(EveryKernelCompiles, OfTheRoofline) {
+  std::string reason;
+  if (!codegen::NvrtcLibrary::load({}, &reason)) GTEST_SKIP() << reason;
+  std::vector<codegen::CudaSource> sources;
+  for (const auto p : {passes::Precision::bf16, passes::Precision::tf32, passes::Precision::f32}) {
+    sources.push_back(runtime::roofline_source(p, GetParam()));
+  }
+  codegen::KernelCache memory_only{{}};
+  codegen::KernelCompiler compiler(memory_only, {});
+  for (const codegen::CompileResult& result : compiler.compile(sources)) {
+    EXPECT_FALSE(result.error) << result.error->what();
   }
 }
 
