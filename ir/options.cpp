@@ -39,7 +39,8 @@ const std::vector<OptionRow>& option_table() {
   static const std::vector<OptionRow> kRows = {
       {"DIFUSE_DEBUG", "0|1",
        "print each pass with its time; on a GPU, wait for each kernel and name the one that fails"},
-      {"DIFUSE_DUMP", "DIR", "write the IR before and after every pass there, a folder per graph"},
+      {"DIFUSE_DUMP", "DIR",
+       "write the IR before and after every pass there, and the source of each CUDA kernel, a folder per graph"},
       {"DIFUSE_DISABLE", "pass[,pass...]", "skip these passes"},
       {"DIFUSE_FUEL", "N", "stop rewriting after N rewrites, to bisect a wrong one"},
       {"DIFUSE_TUNE", "0|1", "whether kernels may be tuned"},

@@ -1,6 +1,6 @@
 #include "runtime/compile.h"
 
-#include <fmt/format.h>
+#include <filesystem>
 
 #include "codegen/cpu/contractions.h"
 #include "codegen/cpu/lower_cpu.h"
@@ -9,6 +9,7 @@
 #include "passes/pipeline.h"
 #include "runtime/cpu_executor.h"
 #include "runtime/cuda/executor.h"
+#include "runtime/kernel_dump.h"
 
 namespace difuse::runtime {
 namespace {
@@ -44,7 +45,12 @@ codegen::cuda::CudaPlan plan_cuda(ir::Graph graph, const ir::Options& options, c
                                   const CompileSettings& settings) {
   graph = optimize(std::move(graph), options, device, settings);
   passes::MemoryPlan memory = passes::plan_memory(graph, {.reuse = settings.reuse_memory});
-  return codegen::cuda::lower_cuda(std::move(graph), std::move(memory), device);
+  codegen::cuda::CudaPlan plan = codegen::cuda::lower_cuda(std::move(graph), std::move(memory), device);
+  // Beside the graph's IR, which the pipeline has written.
+  if (!options.dump.empty()) {
+    dump_sources(std::filesystem::path(options.dump) / plan.graph.name() / "kernels", plan);
+  }
+  return plan;
 }
 
 std::shared_ptr<codegen::KernelCache> open_kernel_cache(const ir::Options& options, std::ostream* log) {

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <filesystem>
 #include <iostream>
 #include <memory>
 #include <set>
@@ -17,13 +16,11 @@
 #include "models/run/compile_progress.h"
 #include "models/run/console.h"
 #include "models/run/units.h"
-#include "runtime/atomic_file.h"
 #include "runtime/cuda/device.h"
+#include "runtime/kernel_dump.h"
 
 namespace difuse::models {
 namespace {
-
-namespace fs = std::filesystem;
 
 using Kernels = std::vector<std::shared_ptr<const codegen::CompiledKernel>>;
 
@@ -88,22 +85,6 @@ void print_sums(const codegen::cuda::CudaPlan& plan) {
   say("workspace: {}\n", text(plan.workspace_bytes));
 }
 
-void dump_kernels(const fs::path& folder, const codegen::cuda::CudaPlan& plan, const Kernels& kernels) {
-  std::error_code error;
-  fs::create_directories(folder, error);
-  if (error) throw runtime::write_error(folder, error.value());
-  const auto write = [&](const std::string& name, std::span<const std::byte> bytes) {
-    runtime::AtomicFile file(folder / name);
-    file.write(bytes);
-    file.commit();
-  };
-  for (size_t i = 0; i < plan.sources.size(); ++i) {
-    write(plan.sources[i].name + ".cu", std::as_bytes(std::span(plan.sources[i].source)));
-    if (!kernels.empty()) write(plan.sources[i].name + ".cubin", kernels[i]->cubin);
-  }
-  say("dumped: {}\n", folder.string());
-}
-
 int run_compile(const CompileFlags& flags, const CommandContext& context) {
   using Clock = std::chrono::steady_clock;
   const auto seconds = [](Clock::time_point since) {
@@ -126,6 +107,9 @@ int run_compile(const CompileFlags& flags, const CommandContext& context) {
   const auto begin = Clock::now();
   const codegen::cuda::CudaPlan plan = runtime::plan_cuda(problem.graph, context.options, device, settings);
   const double plan_seconds = seconds(begin);
+  // Before anything is compiled: a folder that cannot be written is found at once, and what does not compile can be
+  // read.
+  if (!flags.dump.empty()) runtime::dump_sources(flags.dump, plan);
   const auto compile_begin = Clock::now();
   Kernels kernels;
   try {
@@ -134,15 +118,18 @@ int run_compile(const CompileFlags& flags, const CommandContext& context) {
   } catch (const Error&) {
     print_kernels(plan, {});
     print_sums(plan);
-    if (!flags.dump.empty()) dump_kernels(flags.dump, plan, {});
+    if (!flags.dump.empty()) say("dumped, without code: {}\n", flags.dump);
     throw;
   }
   const double compile_seconds = seconds(compile_begin);
   print_kernels(plan, kernels);
   print_sums(plan);
-  say("compiled: {} of {} in {:.2f} s, the others came from the cache; planning took {:.2f} s\n", total - cached, total,
-      compile_seconds, plan_seconds);
-  if (!flags.dump.empty()) dump_kernels(flags.dump, plan, kernels);
+  say("compiled: {} of {} in {:.2f} s{}; planning took {:.2f} s\n", total - cached, total, compile_seconds,
+      cached > 0 ? ", the others came from the cache" : "", plan_seconds);
+  if (!flags.dump.empty()) {
+    runtime::dump_code(flags.dump, kernels);
+    say("dumped: {}\n", flags.dump);
+  }
   return 0;
 }
 
