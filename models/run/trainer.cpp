@@ -141,9 +141,10 @@ std::optional<steady_clock::time_point> Trainer::deadline() const {
 }
 
 bool Trainer::finished(int64_t first) const {
-  if (options_.steps && step_ >= *options_.steps) return true;
-  return options_.minutes && step_ > first && steady_clock::now() >= *deadline();
+  return (options_.steps && step_ >= *options_.steps) || (step_ > first && out_of_time());
 }
+
+bool Trainer::out_of_time() const { return options_.minutes && steady_clock::now() >= *deadline(); }
 
 void Trainer::give_inputs(int64_t micro) {
   loader_.next(pixels_, labels_, flips_);
@@ -264,8 +265,10 @@ void Trainer::save() {
   save_run(options_.out, config_, layout_, read_states(*executor_), cursor_, step_, options_.keep_last);
 }
 
-/// A grid of the same images every time, so that a run can be watched.
+/// A grid of the same images every time, so that a run can be watched. One that is not ready when the time is up is
+/// given up: what --minutes says is for training.
 void Trainer::draw_samples(const InterruptGuard& interrupt) {
+  if (out_of_time()) return;
   if (!sampler_) {
     SamplerConfig sampling;
     sampling.steps = std::min(sampling.steps, config_.diffusion.timesteps);
@@ -277,7 +280,7 @@ void Trainer::draw_samples(const InterruptGuard& interrupt) {
   executor_->read_state(averaged ? "ema" : "params", std::as_writable_bytes(std::span(parameters)));
   const auto images = sampler_->draw(
       {.parameters = parameters, .seed = config_.run.seed, .count = kGridImages, .classes = every_class(config_.unet)},
-      [&](int64_t, int64_t) { return interrupt.signal() == 0; });
+      [&](int64_t, int64_t) { return interrupt.signal() == 0 && !out_of_time(); });
   if (images.empty()) return;
   const fs::path path = options_.out / "samples" / fmt::format("step_{:06}.png", step_);
   std::error_code error;

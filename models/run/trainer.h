@@ -45,6 +45,7 @@ class Trainer {
 
   std::optional<std::chrono::steady_clock::time_point> deadline() const;
   bool finished(int64_t first) const;
+  bool out_of_time() const;
   void run_step();
   /// Hands the inputs of a step's run number `micro` to the device, which may still be at the run before.
   void give_inputs(int64_t micro);

@@ -126,6 +126,13 @@ TEST_F(Train, MinutesAreANormalStop) {
   EXPECT_EQ(difuse({"inspect", run("a").string()}).exit_code, 0);
 }
 
+TEST_F(Train, MinutesAreNotSpentOnSamples) {
+  // The time is up after the first step, when a grid is due.
+  train("a", {"--minutes", "0.00001", "--sample-every", "1"});
+  EXPECT_CONTAINS(last_.out, "finished at step 1;");
+  EXPECT_FALSE(fs::exists(run("a") / "samples"));
+}
+
 TEST_F(Train, SignalsFinishTheStepAndSave) {
   const std::string whole = train("whole", {"--steps", "200"});
   for (const auto& [signal, exit_code] : {std::pair{SIGINT, 130}, std::pair{SIGTERM, 143}}) {
