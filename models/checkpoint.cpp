@@ -201,6 +201,13 @@ void save_run(const fs::path& folder, const RunConfig& config, const ParameterLa
   }
 }
 
+int64_t checkpoints_to_come(const fs::path& folder, int64_t saves, int64_t keep_last) {
+  // The latest one and the newest numbered one are one file.
+  const int64_t kept = std::max<int64_t>(1, keep_last), numbered = std::ssize(numbered_files(folder));
+  const int64_t there = std::clamp<int64_t>(numbered, holds_checkpoint(folder) ? 1 : 0, kept);
+  return std::min(saves, kept + 1 - there);
+}
+
 void remove_leftovers(const fs::path& folder) {
   for (const fs::path& at : {folder, folder / kFolderName, folder / "samples"}) {
     std::vector<fs::path> leftovers;

@@ -74,6 +74,10 @@ using StateValues = std::map<std::string, StateValue, std::less<>>;
 /// Bytes of a checkpoint of these states, header included (rounded up).
 uint64_t checkpoint_bytes(const ir::Graph& graph, const RunConfig& config, const ParameterLayout& layout);
 
+/// How many checkpoints the folder will hold, at most and on top of those that are there, while a run calls save_run
+/// `saves` times: each is written beside what it replaces.
+int64_t checkpoints_to_come(const std::filesystem::path& folder, int64_t saves, int64_t keep_last);
+
 /// Replaces the file in one step; when that fails, the old one stays. `states` are those after a whole step: a step
 /// under way is an Error, and so are parameters or averages that are not finite.
 void save_checkpoint(const std::filesystem::path& path, const RunConfig& config, const ParameterLayout& layout,

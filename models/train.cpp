@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <iostream>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -105,6 +107,14 @@ void describe_run(const RunConfig& config, const ParameterLayout& layout, const 
   say("dry run: nothing was trained, nothing was written\n");
 }
 
+/// How often a run that begins after `step` may save.
+int64_t most_saves(const TrainOptions& options, int64_t step) {
+  if (options.save_every == 0) return 1;
+  if (!options.steps) return std::numeric_limits<int64_t>::max();
+  const int64_t regular = *options.steps / options.save_every - step / options.save_every;
+  return std::max<int64_t>(1, regular + (*options.steps % options.save_every != 0 ? 1 : 0));
+}
+
 std::unique_ptr<Checkpoint> open_resumed(const TrainOptions& options) {
   if (!options.resume) return nullptr;
   const bool own = options.resume->empty();
@@ -137,10 +147,13 @@ int train_until_stopped(const TrainOptions& options, const ir::Options& environm
   adopt_data(config, images, options, resumed.get());
   ParameterLayout layout = parameter_layout(config.unet);
   ir::Graph graph = build_training_step(config.unet, config.diffusion, config.training, config.run.flip);
-  const uint64_t size = checkpoint_bytes(graph, config, layout);
-  if (folder) folder->require_space("checkpoint.safetensors", size);
-  if (resumed) resumed->states(graph, layout);  // Finds what is missing before anything is compiled.
   const int64_t step = resumed ? resumed->step() : 0;
+  const uint64_t size = checkpoint_bytes(graph, config, layout);
+  if (folder) {
+    folder->require_space("checkpoint.safetensors", size,
+                          checkpoints_to_come(options.out, most_saves(options, step), options.keep_last));
+  }
+  if (resumed) resumed->states(graph, layout);  // Finds what is missing before anything is compiled.
 
   say("data: {}\n", images.summary);
   print_model(config, layout);

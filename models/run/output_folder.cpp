@@ -52,12 +52,14 @@ OutputFolder::OutputFolder(fs::path path) : path_(std::move(path)) {
 
 OutputFolder::~OutputFolder() { remove_created(); }
 
-void OutputFolder::require_space(const fs::path& name, uint64_t bytes) const {
+void OutputFolder::require_space(const fs::path& name, uint64_t bytes, int64_t count) const {
   std::error_code error;
   const fs::space_info space = fs::space(path_, error);
-  if (!error && space.available < bytes) {
-    throw Error(fmt::format("--out '{}': a checkpoint takes {}, but the disk has only {} free", path_.string(),
-                            format_bytes(bytes), format_bytes(space.available)),
+  if (!error && space.available / bytes < static_cast<uint64_t>(count)) {
+    const std::string several =
+        count == 1 ? "" : fmt::format(" and up to {} are to be written beside those that are there", count);
+    throw Error(fmt::format("--out '{}': a checkpoint takes {}{}, but the disk has only {} free", path_.string(),
+                            format_bytes(bytes), several, format_bytes(space.available)),
                 "free some space, or choose a folder on another disk");
   }
   runtime::require_writable(path_ / name, bytes);

@@ -17,8 +17,8 @@ class OutputFolder {
   OutputFolder(const OutputFolder&) = delete;
   OutputFolder& operator=(const OutputFolder&) = delete;
 
-  /// Error with both sizes when the disk has less than `bytes` free for the file `name`.
-  void require_space(const std::filesystem::path& name, uint64_t bytes) const;
+  /// Error with both sizes when the disk has not enough free for `count` files like `name`, of `bytes` each.
+  void require_space(const std::filesystem::path& name, uint64_t bytes, int64_t count) const;
 
   void keep() { created_.clear(); }
   const std::filesystem::path& path() const { return path_; }

@@ -81,6 +81,24 @@ class CheckpointTest : public testing::Test {
   StateValues states_;
 };
 
+TEST_F(CheckpointTest, CountsTheFilesThatARunAdds) {
+  const auto to_come = [&](int64_t saves, int64_t keep_last) {
+    return checkpoints_to_come(folder_.path(), saves, keep_last);
+  };
+  EXPECT_EQ(to_come(1, 0), 1);
+  EXPECT_EQ(to_come(9, 0), 2);  // The new one beside the old one.
+  EXPECT_EQ(to_come(9, 1), 2);
+  EXPECT_EQ(to_come(9, 3), 4);
+  EXPECT_EQ(to_come(3, 3), 3);
+
+  for (int64_t step = 1; step <= 2; ++step) save_run(folder_.path(), config_, layout_, states_, {}, step, 3);
+  EXPECT_EQ(to_come(9, 0), 1);
+  EXPECT_EQ(to_come(9, 3), 2);
+  EXPECT_EQ(to_come(1, 3), 1);
+  for (int64_t step = 3; step <= 5; ++step) save_run(folder_.path(), config_, layout_, states_, {}, step, 3);
+  EXPECT_EQ(to_come(9, 3), 1);
+}
+
 TEST_F(CheckpointTest, EverythingComesBack) {
   const Checkpoint checkpoint(save());
   EXPECT_EQ(checkpoint.step(), 12);
