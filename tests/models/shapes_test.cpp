@@ -8,6 +8,7 @@
 
 #include "models/unet.h"
 #include "tests/models/step_case.h"
+#include "tests/support/backend/gpu.h"
 #include "tests/support/temp_folder.h"
 
 namespace difuse::models {
@@ -18,6 +19,8 @@ struct ShapeCase {
   int64_t height, width, model_channels, groups;
   std::vector<double> channel_mult;
   int64_t batch;
+  int64_t image_channels = 3;
+  bool learns_variance = false;  ///< Twice the channels out.
 };
 
 // Two channels or more a group: with one, a norm cancels the bias before it, whose gradient is then rounding noise.
@@ -32,27 +35,39 @@ const std::vector<ShapeCase> kCases = {
     {"width_36_groups_9_batch_3", 6, 6, 36, 9, {1, 1.5}, 3},
     {"width_100_batch_3", 8, 4, 100, 25, {1, 1}, 3},
     {"width_100_groups_10_batch_1", 4, 4, 100, 10, {1, 0.5}, 1},
+    {"width_96_one_channel_batch_13", 8, 8, 96, 32, {1, 1}, 13, 1},
+    {"six_channels_out_batch_3", 8, 12, 32, 16, {1, 1}, 3, 3, true},
 };
 
 std::ostream& operator<<(std::ostream& out, const ShapeCase& shape) { return out << shape.name; }
 
 UNetConfig config_of(const ShapeCase& shape) {
   UNetConfig c;
-  c.image_height = shape.height, c.image_width = shape.width, c.image_channels = 3;
+  c.image_height = shape.height, c.image_width = shape.width, c.image_channels = shape.image_channels;
   c.model_channels = shape.model_channels, c.channel_mult = shape.channel_mult, c.groups = shape.groups;
-  c.num_res_blocks = 1, c.num_heads = 2;
+  c.num_res_blocks = 1, c.num_heads = 2, c.learn_sigma = shape.learns_variance;
   return c;
 }
 
 class Shapes : public ::testing::TestWithParam<ShapeCase> {};
 
-TEST_P(Shapes, OneStepAgreesWithTheReference) {
+StepCase step_of(const ShapeCase& shape) {
   TrainingConfig training;
-  training.batch = GetParam().batch;
-  expect_cpu_agrees(mid_training_step(config_of(GetParam()), {}, training), 1e-5);
+  training.batch = shape.batch;
+  return mid_training_step(config_of(shape), {}, training);
+}
+
+TEST_P(Shapes, OneStepAgreesWithTheReference) { expect_cpu_agrees(step_of(GetParam()), 1e-5); }
+
+class GpuShapes : public Shapes {};
+
+TEST_P(GpuShapes, OneStepAgreesWithTheReference) {
+  DIFUSE_NEED_GPU(gpu);
+  expect_agrees(step_of(GetParam()), gpu, 1e-5);
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, Shapes, ::testing::ValuesIn(kCases), [](const auto& i) { return i.param.name; });
+INSTANTIATE_TEST_SUITE_P(Cases, GpuShapes, ::testing::ValuesIn(kCases), [](const auto& i) { return i.param.name; });
 
 std::string refusal(const ShapeCase& shape) {
   TrainingConfig training;
