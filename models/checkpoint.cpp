@@ -265,6 +265,7 @@ Checkpoint::Checkpoint(const fs::path& path) : reader_(path) {
   config_.training = read_config<TrainingConfig>(reader_, "difuse.training");
   try {
     check(config_.unet);
+    check_model(config_.diffusion, config_.unet.num_classes, config_.unet.learn_sigma);
   } catch (const Error& error) {
     throw Error(fmt::format("'{}': its model configuration is impossible: {}", path.string(), error.what()),
                 kWrongFile);

@@ -23,7 +23,7 @@
 #include <vector>
 
 #include "ir/graph.h"
-#include "models/diffusion/ddpm.h"
+#include "models/diffusion/diffusion_config.h"
 #include "models/parameters.h"
 #include "models/training_step.h"
 #include "models/unet_config.h"

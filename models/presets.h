@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "models/diffusion/ddpm.h"
+#include "models/diffusion/diffusion_config.h"
 #include "models/training_step.h"
 #include "models/unet_config.h"
 

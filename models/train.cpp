@@ -22,7 +22,7 @@
 #include "models/run/setup.h"
 #include "models/run/trainer.h"
 #include "models/run/units.h"
-#include "models/sample.h"
+#include "models/sampler.h"
 #include "models/training_step.h"
 #include "models/unet.h"
 #include "runtime/compile.h"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "ir/options.h"
-#include "models/diffusion/ddpm.h"
+#include "models/diffusion/diffusion_config.h"
 #include "models/optimizer.h"
 #include "models/run/backend.h"
 #include "runtime/data/load.h"
@@ -42,9 +42,13 @@ struct TrainOptions {
   std::optional<uint64_t> seed;            ///< Of everything random; 0.
   std::optional<NoiseSchedule> schedule;   ///< Of the noise.
   std::optional<int64_t> timesteps;        ///< Of the noise schedule.
-  std::optional<bool> flip;                ///< Mirror images at random; not.
-  std::optional<runtime::Crop> crop;       ///< center
-  std::optional<bool> class_from_folder;   ///< Labels from the folders of the first level; not.
+  std::optional<Process> process;
+  std::optional<Prediction> prediction;
+  std::optional<bool> rescale_timesteps, rescale_learned_sigmas;
+  std::optional<double> min_snr, sigma_data, p_mean, p_std, label_dropout;  ///< As in DiffusionConfig.
+  std::optional<bool> flip;                                                 ///< Mirror images at random; not.
+  std::optional<runtime::Crop> crop;                                        ///< center
+  std::optional<bool> class_from_folder;  ///< Labels from the folders of the first level; not.
 
   // What becomes of the data, without deciding what the run is.
   std::optional<runtime::OnBadImage> on_bad_image;  ///< The checkpoint's; error.

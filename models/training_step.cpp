@@ -4,6 +4,7 @@
 
 #include "ir/error.h"
 #include "models/diffusion/learned_variance.h"
+#include "models/diffusion/objective.h"
 #include "models/streams.h"
 #include "models/unet.h"
 #include "passes/autodiff.h"
@@ -19,11 +20,10 @@ constexpr const char* kAccumulated = "accumulated";
 
 void check_training(const UNetConfig& unet, const DiffusionConfig& diffusion, int64_t batch) {
   check(unet);
-  check(diffusion);
+  check_model(diffusion, unet.num_classes, unet.learn_sigma);
   if (batch < 1) {
     throw Error(fmt::format("a batch of {}", batch), "choose at least 1", ExitCode::wrong_usage);
   }
-  if (unet.learn_sigma) check_learned_variance(diffusion);
 }
 
 struct Loss {
@@ -42,6 +42,15 @@ Value prepare_images(ir::Builder& build, Value pixels, Value flip) {
   return build.sub(build.mul(image, 1 / 127.5), 1.0);
 }
 
+/// The labels that the model sees: of some images, none.
+Value drop_labels(ir::Builder& build, const DiffusionConfig& diffusion, int64_t classes, Value labels, Value seed,
+                  Value index, Value step) {
+  if (diffusion.label_dropout == 0) return labels;
+  const Value draw = build.random_uniform(seed, index, step, kLabelDropoutStream, {});
+  const Value none = build.constant(static_cast<double>(classes - 1), build.type(labels));
+  return build.select(build.less(draw, diffusion.label_dropout), none, labels);
+}
+
 Loss add_loss(ir::Builder& build, const UNetConfig& unet, const DiffusionConfig& diffusion, int64_t batch,
               const ParameterLayout& layout, bool flip) {
   const ir::Shape sample{unet.image_height, unet.image_width, unet.image_channels};
@@ -51,27 +60,35 @@ Loss add_loss(ir::Builder& build, const UNetConfig& unet, const DiffusionConfig&
   const Value step = build.state("step", {DType::i32, {}});
   const Value params = build.state("params", {DType::f32, {layout.size()}});
 
-  const Value t = build.random_int(seed, index, step, kTimestepStream, {}, diffusion.timesteps);
-  const Value noise = build.random_normal(seed, index, step, kNoiseStream, sample);
-  UNetInputs inputs;
   const Value x0 = prepare_images(build, pixels, flip ? build.input("flip", {DType::u8, {batch}}) : Value{});
-  inputs.x = diffuse_image(build, diffusion, x0, noise, t);
-  inputs.timesteps = build.cast(t, DType::f32);
-  if (unet.num_classes > 0) inputs.labels = build.input("label", {DType::i32, {batch}});
+  const Task task = draw_task(build, diffusion, x0, seed, index, step);
+  UNetInputs inputs;
+  inputs.x = task.input;
+  inputs.timesteps = task.time;
+  if (unet.num_classes > 0) {
+    inputs.labels =
+        drop_labels(build, diffusion, unet.num_classes, build.input("label", {DType::i32, {batch}}), seed, index, step);
+  }
   if (unet.dropout > 0) inputs.dropout = RandomKey{seed, index, step};
   PackedParameters parameters(build, layout, params);
   const Value output = build_unet(build, parameters, unet, inputs);
   Loss result{{}, params, step, parameters.views(), {}};
 
-  Value each;  // element's part of the loss
+  const Value answer = unet.learn_sigma ? build.slice(output, 3, 0, sample[2]) : output;
+  const Value error = build.sub(answer, task.target);
+  Value each = build.square(error);  // element's part of the loss
+  const ir::Shape shape = build.shape(each);
+  if (task.weight.valid()) each = build.mul(each, build.broadcast(task.weight, shape, {0}));
   if (unet.learn_sigma) {
-    const Value error = build.sub(build.slice(output, 3, 0, sample[2]), noise);
+    const Value noise_error =
+        diffusion.prediction == Prediction::eps
+            ? error
+            : build.mul(error, per_timestep(build, noise_error_factors(diffusion), task.t, shape));
     const Value variance = build.slice(output, 3, sample[2], 2 * sample[2]);
-    const VariationalBound bound = variational_bound(build, diffusion, x0, error, variance, t);
-    each = build.add(build.square(error), bound.bits);
+    const VariationalBound bound = variational_bound(build, diffusion, x0, noise_error, variance, task.t);
+    const double share = static_cast<double>(diffusion.timesteps) / 1000;
+    each = build.add(each, diffusion.rescale_learned_sigmas ? build.mul(bound.bits, share) : bound.bits);
     result.held = {bound.distance};
-  } else {
-    each = build.square(build.sub(output, noise));
   }
   // Image by image, then over the batch: an image's own sum depends on nothing else.
   const Value per_image = build.reduce_sum(each, {1, 2, 3});

@@ -4,7 +4,7 @@
 #include <string_view>
 
 #include "ir/graph.h"
-#include "models/diffusion/ddpm.h"
+#include "models/diffusion/diffusion_config.h"
 #include "models/optimizer.h"
 #include "models/unet_config.h"
 
@@ -31,10 +31,11 @@ struct TrainingConfig {
 /// averages as they were and still counts in "step". Throws Error (wrong usage) when a configuration does not pass its
 /// check.
 ///
-/// The loss is the mean squared error of the predicted noise, t being uniform. A model with a learned variance adds the
-/// t-th term of the variational bound, in bits per element, which teaches the variance alone (learned_variance.h).
-/// Its weight is 1 whatever the number of timesteps: that is guided-diffusion's loss for ImageNet-64
-/// (rescale_learned_sigmas off), and with its 1000 timesteps the paper's L_simple + 0.001 L_vlb.
+/// The loss is the weighted mean squared error of the network's answer to its task (objective.h). A model with a learned
+/// variance adds the t-th term of the variational bound, in bits per element, which teaches the variance alone
+/// (learned_variance.h). Its weight is 1 whatever the number of timesteps: that is guided-diffusion's loss for
+/// ImageNet-64 (rescale_learned_sigmas off), and with its 1000 timesteps the paper's L_simple + 0.001 L_vlb.
+/// rescale_learned_sigmas makes it the paper's with any number.
 ///
 /// With accumulate = k > 1 one run is one of the k micro-batches of a step. There are two states more, both zero
 /// between steps: "micro" i32[], the runs of this step so far, and "accumulated" f32[P], the sum of their gradients

@@ -6,9 +6,11 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "ir/error.h"
 #include "models/cli/commands.h"
 #include "models/cli/flags.h"
 #include "models/cli/problem_flags.h"
+#include "models/problem/backends_table.h"
 #include "models/problem/example_values.h"
 #include "models/run/console.h"
 #include "models/run/units.h"
@@ -24,7 +26,9 @@ struct BenchFlags {
   DeviceChoice device;
   std::optional<passes::Precision> precision;
   std::optional<int64_t> threads;
-  bool per_kernel = false, json = false;
+  bool per_kernel = false, json = false, backends = false;
+  std::string checkpoint;
+  std::optional<int64_t> steps;
 };
 
 struct Measured {
@@ -147,7 +151,28 @@ void print_json(const Measured& measured, const Problem& problem, const Backend&
   say("{}\n", out.dump(2));
 }
 
+/// --backends: another kind of table, of whole images instead of a step.
+int run_backends(const BenchFlags& flags, const CommandContext& context) {
+  const ProblemChoice& problem = flags.problem;
+  if (flags.checkpoint.empty()) {
+    missing_flag("bench --backends", "--checkpoint", "difuse bench --backends --checkpoint runs/a");
+  }
+  if (problem.model || problem.mode || !problem.graph.empty() || flags.per_kernel) {
+    throw Error("--model, --mode, --graph and --per-kernel have no meaning with --backends",
+                "leave them out: --checkpoint says all about the model", ExitCode::wrong_usage);
+  }
+  compare_backends({flags.checkpoint, problem.batch, flags.steps, flags.device, flags.precision,
+                    resolve_threads(flags.threads), flags.json},
+                   context.options);
+  return 0;
+}
+
 int run_bench(const BenchFlags& flags, const CommandContext& context) {
+  if (flags.backends) return run_backends(flags, context);
+  if (!flags.checkpoint.empty() || flags.steps) {
+    throw Error("--checkpoint and --steps belong to --backends", "add --backends, or leave them out",
+                ExitCode::wrong_usage);
+  }
   const Problem problem = load_problem(flags.problem, "bench");
   const Backend backend = open_backend(flags.device, flags.precision, resolve_threads(flags.threads), context.options);
   if (!flags.json) {
@@ -172,6 +197,10 @@ Action add_bench(CLI::App& app) {
   add_problem(app, flags->problem);
   app.add_flag("--per-kernel", flags->per_kernel, "Each kernel's time, bytes, operations and share of the roofline");
   app.add_flag("--json", flags->json, "Print JSON");
+  app.add_flag("--backends", flags->backends,
+               "Draw --batch images of --checkpoint by the reference and by each backend, fused and not, and compare");
+  add_path(app, "--checkpoint", flags->checkpoint, "--backends: a run's folder or a checkpoint file");
+  add_whole(app, "--steps", flags->steps, {1, 1 << 20}, "--backends: steps of the sampler", "4");
   add_device(app, flags->device);
   add_dtype(app, flags->precision);
   add_threads(app, flags->threads);

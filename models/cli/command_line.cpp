@@ -28,6 +28,8 @@ struct Command {
 constexpr std::array kCommands = {
     Command{"train", "Train a diffusion UNet on images", &add_train},
     Command{"sample", "Draw images from a checkpoint", &add_sample},
+    Command{"visualize", "Show a model at work: noise going in, noise going out, samplers side by side",
+            &add_visualize},
     Command{"compile", "Compile a step for a GPU that need not be there, and print its kernels", &add_compile, true},
     Command{"bench", "Measure a step, and each of its kernels", &add_bench, true},
     Command{"check", "Compare each kernel of a step with the fp64 reference", &add_check, true},

@@ -20,6 +20,7 @@ using Action = std::function<int(const CommandContext&)>;
 /// Each adds its flags to `app` and returns what to do with them.
 Action add_train(CLI::App& app);
 Action add_sample(CLI::App& app);
+Action add_visualize(CLI::App& app);
 Action add_compile(CLI::App& app);
 Action add_bench(CLI::App& app);
 Action add_check(CLI::App& app);

@@ -5,31 +5,43 @@
 #include <limits>
 #include <memory>
 
+#include "ir/error.h"
 #include "models/cli/commands.h"
 #include "models/cli/flags.h"
+#include "models/cli/sampler_flags.h"
 
 namespace difuse::models {
 namespace {
 
 struct SampleFlags {
   SampleOptions options;
+  SamplerFlags sampler;
   std::string checkpoint, out;
-  std::optional<std::string> sampler, weights;
+  std::optional<std::string> weights, seeds;
   std::optional<int64_t> count, first_index, threads;
   std::optional<uint64_t> seed;
 };
 
+constexpr int64_t kMostImages = 1 << 20;
+
 int run_sample(SampleFlags& flags, const CommandContext& context) {
   constexpr const char* kExample = "difuse sample --checkpoint runs/a --n 16 --out a.png";
   if (flags.checkpoint.empty()) missing_flag("sample", "--checkpoint", kExample);
-  if (flags.out.empty()) missing_flag("sample", "--out", kExample);
+  if (flags.out.empty() && !flags.options.print_schedule) missing_flag("sample", "--out", kExample);
   SampleOptions& options = flags.options;
   options.checkpoint = flags.checkpoint;
   options.out = flags.out;
   options.count = flags.count.value_or(options.count);
   options.first_index = flags.first_index.value_or(0);
   options.seed = flags.seed.value_or(0);
-  if (flags.sampler) options.sampler = parse_sampler_kind(*flags.sampler).value();
+  options.sampler = flags.sampler.choice();
+  if (flags.seeds) {
+    if (flags.count || flags.first_index) {
+      throw Error("--seeds says which images to draw, so --n and --first-index have no meaning with it",
+                  "leave them out, or leave --seeds out", ExitCode::wrong_usage);
+    }
+    options.images = parse_seeds(*flags.seeds, kMostImages);
+  }
   options.weights = flags.weights.value_or(options.weights);
   options.threads = resolve_threads(flags.threads);
   sample(options, context.options);
@@ -41,21 +53,19 @@ int run_sample(SampleFlags& flags, const CommandContext& context) {
 Action add_sample(CLI::App& app) {
   auto flags = std::make_shared<SampleFlags>();
   SampleOptions& o = flags->options;
-  constexpr int64_t kMostImages = 1 << 20;
   add_path(app, "--checkpoint", flags->checkpoint, "A run's folder or a checkpoint file; it says all about the model");
   add_path(app, "--out", flags->out, "The PNG to write");
   add_whole(app, "--n", flags->count, {1, kMostImages}, "Images to draw", "16");
   add_seed(app, "--seed", flags->seed, "Seed; image i depends on the seed and i alone", "0");
-  add_whole(app, "--first-index", flags->first_index, {0, std::numeric_limits<int32_t>::max() - 2 * kMostImages},
+  add_whole(app, "--first-index", flags->first_index, {0, std::numeric_limits<int32_t>::max() - kMostImages},
             "Number of the first image", "0");
+  add_seeds(app, flags->seeds);
   add_text(app, "--class", o.classes, "NAME|N[,...]",
            "Classes that the images take in turn, by name, or by number where no name is the same", "all in turn");
-  add_choice(app, "--sampler", flags->sampler, {"ddim", "ddpm"}, "Sampler", "ddpm");
-  add_whole(app, "--steps", o.steps, {1, 1 << 20}, "Steps of the sampler", "100");
-  add_real(app, "--eta", o.eta, {0, 1}, "ddim: share of the ancestral noise", "0");
+  flags->sampler.add(app);
+  app.add_flag("--print-schedule", o.print_schedule, "Print the noise levels and coefficients; draw nothing");
   add_text(app, "--weights", flags->weights, "ema|raw|ema_1...", "Averaged weights, or those of the last step", "ema");
   add_whole(app, "--columns", o.columns, {1, kMostImages}, "Columns of the grid", "nearly square");
-  add_whole(app, "--batch", o.batch, {1, 1 << 16}, "Images at a time; no bit depends on it", "16");
   add_device(app, o.device);
   add_dtype(app, o.precision);
   add_threads(app, flags->threads);

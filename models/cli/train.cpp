@@ -20,12 +20,14 @@ constexpr WholeRange kMaybe{0, int64_t{1} << 31};
 struct TrainFlags {
   TrainOptions options;
   std::string data, out, resume, config, data_cache;
-  std::optional<std::string> schedule, lr_schedule, crop, on_bad_image, image_size, channels;
+  std::optional<std::string> schedule, process, prediction, lr_schedule, crop, on_bad_image, image_size, channels;
   std::optional<int64_t> save_every, keep_last, sample_every, log_every, threads;
   CLI::Option* resume_flag = nullptr;
-  bool flip = false, class_from_folder = false;
+  bool flip = false, class_from_folder = false, rescale_timesteps = false, rescale_learned_sigmas = false;
   CLI::Option* flip_flag = nullptr;
   CLI::Option* class_flag = nullptr;
+  CLI::Option* rescale_flag = nullptr;
+  CLI::Option* rescale_sigmas_flag = nullptr;
 };
 
 int run_train(TrainFlags& flags, const CommandContext& context) {
@@ -56,6 +58,10 @@ int run_train(TrainFlags& flags, const CommandContext& context) {
   options.log_every = flags.log_every.value_or(options.log_every);
   if (flags.lr_schedule) options.lr_schedule = parse_learning_rate_schedule(*flags.lr_schedule);
   if (flags.schedule) options.schedule = parse_noise_schedule(*flags.schedule);
+  if (flags.process) options.process = parse_process(*flags.process);
+  if (flags.prediction) options.prediction = parse_prediction(*flags.prediction);
+  if (flags.rescale_flag->count() > 0) options.rescale_timesteps = flags.rescale_timesteps;
+  if (flags.rescale_sigmas_flag->count() > 0) options.rescale_learned_sigmas = flags.rescale_learned_sigmas;
   options.threads = resolve_threads(flags.threads);
   options.started = context.started;
   return train(options, context.options);
@@ -108,8 +114,24 @@ Action add_train(CLI::App& app) {
   add_real(app, "--clip-norm", o.clip_norm, {0}, "Largest global norm of the gradient; 0: no limit", kPreset);
   add_reals(app, "--ema", o.ema, {.least = 0, .most = 1, .open_above = true},
             "Decay of the moving average of the weights; several make several averages", kPreset);
+  add_choice(app, "--process", flags->process, {"ddpm", "edm"},
+             "Timesteps of a noise schedule, or noise levels as in EDM", kPreset);
   add_choice(app, "--schedule", flags->schedule, {"linear", "cosine"}, "Noise schedule", kPreset);
   add_whole(app, "--timesteps", o.timesteps, {2, 1 << 20}, "Timesteps of the noise schedule", kPreset);
+  add_choice(app, "--prediction", flags->prediction, {"eps", "x0", "v"}, "ddpm: what the network answers", kPreset);
+  flags->rescale_flag = app.add_flag("--rescale-timesteps", flags->rescale_timesteps,
+                                     "ddpm: the network sees t of 1000, whatever --timesteps");
+  flags->rescale_sigmas_flag =
+      app.add_flag("--rescale-learned-sigmas", flags->rescale_learned_sigmas,
+                   "A learned variance's bound counts --timesteps / 1000 times, as in improved DDPM's hybrid loss");
+  add_real(app, "--min-snr", o.min_snr, {0}, "ddpm: bound of the loss weight, such as 5; 0: weight 1", kPreset);
+  add_real(app, "--sigma-data", o.sigma_data, {.least = 0, .most = 1e3, .open = true},
+           "edm: standard deviation of the images", "0.5");
+  add_real(app, "--p-mean", o.p_mean, {-10, 10}, "edm: mean of the noise levels' logarithm", "-1.2");
+  add_real(app, "--p-std", o.p_std, {.least = 0, .most = 5, .open = true}, "edm: its standard deviation", "1.2");
+  add_real(app, "--label-dropout", o.label_dropout, {.least = 0, .most = 1, .open_above = true},
+           "Share of the images that are shown without label, for guidance; the model's last class is then no label",
+           "0");
   add_seed(app, "--seed", o.seed, "Seed of everything random", "0");
 
   add_whole(app, "--save-every", flags->save_every, kMaybe, "Steps between checkpoints; 0: only at the end", "500");

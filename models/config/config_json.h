@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "ir/error.h"
-#include "models/diffusion/ddpm.h"
+#include "models/diffusion/diffusion_config.h"
 #include "models/optimizer.h"
 #include "models/unet_config.h"
 #include "runtime/data/image/fit.h"
@@ -41,10 +41,14 @@ namespace json_detail {
 
 inline constexpr std::array kQkvOrders = {ir::QkvOrder::heads_first, ir::QkvOrder::qkv_first};
 inline constexpr std::array kNoiseSchedules = {NoiseSchedule::linear, NoiseSchedule::cosine};
+inline constexpr std::array kProcesses = {Process::ddpm, Process::edm};
+inline constexpr std::array kPredictions = {Prediction::eps, Prediction::x0, Prediction::v};
 inline constexpr std::array kRateSchedules = {LearningRateSchedule::constant, LearningRateSchedule::cosine};
 inline constexpr std::array kCrops = {runtime::Crop::center, runtime::Crop::none};
 inline constexpr const auto& choices(ir::QkvOrder) { return kQkvOrders; }
 inline constexpr const auto& choices(NoiseSchedule) { return kNoiseSchedules; }
+inline constexpr const auto& choices(Process) { return kProcesses; }
+inline constexpr const auto& choices(Prediction) { return kPredictions; }
 inline constexpr const auto& choices(LearningRateSchedule) { return kRateSchedules; }
 inline constexpr const auto& choices(runtime::Crop) { return kCrops; }
 
@@ -97,7 +101,12 @@ Config config_from_json(const nlohmann::json& object, std::string_view where) {
   config.visit([&](const char* name, auto& field) {
     known.insert(name);
     const auto found = object.find(name);
-    if (found == object.end()) refuse(fmt::format("has no '{}'", name));
+    if (found == object.end()) {
+      if constexpr (requires { Config::may_be_missing(name); }) {
+        if (Config::may_be_missing(name)) return;
+      }
+      refuse(fmt::format("has no '{}'", name));
+    }
     if (!json_detail::read(*found, field)) refuse(fmt::format("has the value {} for '{}'", found->dump(), name));
   });
   for (const auto& [name, value] : object.items()) {

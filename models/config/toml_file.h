@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "models/config/training_table.h"
-#include "models/diffusion/ddpm.h"
+#include "models/diffusion/diffusion_config.h"
 #include "models/unet_config.h"
 
 namespace difuse::models {

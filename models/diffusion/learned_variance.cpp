@@ -4,7 +4,8 @@
 #include <cmath>
 #include <numbers>
 
-#include "ir/error.h"
+#include "models/diffusion/ddpm.h"
+#include "models/diffusion/objective.h"
 
 namespace difuse::models {
 namespace {
@@ -33,15 +34,8 @@ Value negative_log_likelihood(ir::Builder& build, Value x0, Value low, Value hig
 
 }  // namespace
 
-void check_learned_variance(const DiffusionConfig& diffusion) {
-  if (diffusion.timesteps >= 2) return;
-  throw Error("a learned variance with 1 timestep: its only step adds no noise",
-              "choose 2 or more timesteps, or set learn_sigma to false", ExitCode::wrong_usage);
-}
-
 LearnedVarianceTables learned_variance_tables(const DiffusionConfig& diffusion) {
-  check(diffusion);
-  check_learned_variance(diffusion);
+  check_model(diffusion, 0, /*learn_sigma=*/true);
   const std::vector<double> beta = betas(diffusion), bar = alpha_bars(diffusion);
   LearnedVarianceTables tables;
   for (size_t t = 0; t < beta.size(); ++t) {
@@ -58,10 +52,7 @@ VariationalBound variational_bound(ir::Builder& build, const DiffusionConfig& di
                                    Value output, Value t) {
   const LearnedVarianceTables tables = learned_variance_tables(diffusion);
   const ir::Shape shape = build.shape(error);
-  auto at_t = [&](const std::vector<double>& table) {
-    const Value rows = build.literal(table, {ir::DType::f32, {diffusion.timesteps}});
-    return build.broadcast(build.gather(rows, t), shape, {0});
-  };
+  auto at_t = [&](const std::vector<double>& table) { return per_timestep(build, table, t, shape); };
   const Value distance = build.mul(error, at_t(tables.distance));
   const Value share = build.mul(build.add(output, 1.0), 0.5);
   const Value excess = build.mul(share, at_t(tables.log_range));

@@ -12,12 +12,9 @@
 #include <vector>
 
 #include "ir/builder.h"
-#include "models/diffusion/ddpm.h"
+#include "models/diffusion/diffusion_config.h"
 
 namespace difuse::models {
-
-/// Throws Error (wrong usage) when the process has no variance to learn: it needs two timesteps.
-void check_learned_variance(const DiffusionConfig& diffusion);
 
 /// Per timestep, in double. At t = 0, where the posterior has no variance, that of t = 1 stands in, as in
 /// guided-diffusion.
@@ -26,6 +23,7 @@ struct LearnedVarianceTables {
   std::vector<double> distance;   ///< distance / error
   double half_bin = 0;            ///< Half a step between pixel values at t = 0.
 };
+/// Throws Error (wrong usage) for a process without a variance to learn (check_model).
 LearnedVarianceTables learned_variance_tables(const DiffusionConfig& diffusion);
 
 struct VariationalBound {

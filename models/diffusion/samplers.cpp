@@ -1,11 +1,8 @@
 #include "models/diffusion/samplers.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <cmath>
+#include <tuple>
 
-#include "ir/error.h"
 #include "models/streams.h"
 #include "models/unet.h"
 
@@ -15,141 +12,160 @@ namespace {
 using ir::DType;
 using ir::Value;
 
-[[noreturn]] void refuse(const std::string& message, std::string remedy) {
-  throw Error(message, std::move(remedy), ExitCode::wrong_usage);
+bool adds_noise(const SamplerConfig& config) { return config.kind == SamplerKind::ddpm || config.eta > 0; }
+bool keeps_x0(SamplerKind kind) { return kind == SamplerKind::heun || kind == SamplerKind::dpmpp2m; }
+bool keeps_x(SamplerKind kind) { return kind == SamplerKind::heun; }
+bool is_guided(const SamplerConfig& config) { return config.guidance != 1; }
+
+/// The table's row at a position.
+class Row {
+ public:
+  Row(ir::Builder& build, Value table, Value position)
+      : build_(build), row_(build.reshape(build.gather(table, build.reshape(position, {1})), {std::ssize(kColumns)})) {}
+
+  /// f32 []
+  Value operator()(double SamplerRow::*column) const {
+    const auto at = static_cast<int64_t>(std::ranges::find(kColumns, column) - kColumns.begin());
+    return build_.view(row_, at, {});  // A view needs no kernel of its own.
+  }
+  Value over(double SamplerRow::*column, const ir::Shape& shape) const {
+    return build_.broadcast_scalar((*this)(column), shape);
+  }
+  /// Column times image.
+  Value times(double SamplerRow::*column, Value image) const {
+    return build_.mul(over(column, build_.shape(image)), image);
+  }
+
+ private:
+  ir::Builder& build_;
+  Value row_;
+};
+
+/// The largest of 1 and the percentile of each image's |x|, [N]: the least s that `share` of the pixels do not exceed,
+/// found by halving [1, max |x|] so often that f32 cannot tell more.
+Value dynamic_limit(ir::Builder& build, Value x, double share) {
+  constexpr int kHalvings = 22;
+  const ir::Shape shape = build.shape(x);
+  const auto pixels = static_cast<double>(ir::element_count(shape) / shape[0]);
+  const Value size = build.abs(x);
+  Value high = build.max(build.reduce_max(size, {1, 2, 3}), 1.0);
+  Value low = build.constant(1, build.type(high));
+  for (int i = 0; i < kHalvings; ++i) {
+    const Value middle = build.mul(build.add(low, high), 0.5);
+    const Value within = build.reduce_sum(build.less_equal(size, build.broadcast(middle, shape, {0})), {1, 2, 3});
+    const Value enough = build.less_equal(share * pixels, within);
+    high = build.select(enough, middle, high);
+    low = build.select(enough, low, middle);
+  }
+  return high;
 }
 
-bool adds_noise(const SamplerTables& tables) {
-  return std::ranges::any_of(tables.noise, [](double s) { return s != 0; });
+Value clipped(ir::Builder& build, const SamplerConfig& config, Value x0) {
+  if (config.clipping == Clipping::none) return x0;
+  if (config.clipping == Clipping::clip) return build.min(build.max(x0, -1.0), 1.0);
+  const Value limit = build.broadcast(dynamic_limit(build, x0, config.percentile), build.shape(x0), {0});
+  return build.div(build.min(build.max(x0, build.neg(limit)), limit), limit);
 }
 
-/// The entry of a table at a position, as f32 [].
-Value entry(ir::Builder& build, const std::vector<double>& table, Value position) {
-  const Value rows = build.literal(table, {DType::f32, {static_cast<int64_t>(table.size())}});
-  return build.reshape(build.gather(rows, build.reshape(position, {1})), {});
+/// The network's answer at x.
+Value ask(ir::Builder& build, const Denoiser& denoiser, const SamplerConfig& config, const Row& row, Value x) {
+  const int64_t batch = config.batch;
+  const auto times = [&](int64_t count) { return row.over(&SamplerRow::time, {count}); };
+  const Value input = row.times(&SamplerRow::in, x);
+  Value labels;
+  if (denoiser.num_classes > 0) labels = build.input("label", {DType::i32, {batch}});
+  if (!is_guided(config)) return denoiser.network(build, input, times(batch), labels);
+
+  const Value none = build.constant(static_cast<double>(denoiser.num_classes - 1), build.type(labels));
+  const Value both =
+      denoiser.network(build, build.concat({input, input}, 0), times(2 * batch), build.concat({labels, none}, 0));
+  const Value with = build.slice(both, 0, 0, batch), without = build.slice(both, 0, batch, 2 * batch);
+  const int64_t channels = denoiser.image[2];
+  const auto image = [&](Value v) { return denoiser.learn_sigma ? build.slice(v, 3, 0, channels) : v; };
+  const Value guided =
+      build.add(image(without), row.times(&SamplerRow::guidance, build.sub(image(with), image(without))));
+  if (!denoiser.learn_sigma) return guided;
+  return build.concat({guided, build.slice(with, 3, channels, 2 * channels)}, 3);
+}
+
+/// What a stochastic step adds. The second half of a learned variance's output, in [-1, 1], goes from the least to the
+/// most log variance.
+Value step_noise(ir::Builder& build, const Denoiser& denoiser, const SamplerConfig& config, const Row& row,
+                 Value output, Value z) {
+  if (!denoiser.learn_sigma || config.kind != SamplerKind::ddpm) return row.times(&SamplerRow::noise, z);
+  const ir::Shape shape = build.shape(z);
+  const Value share = build.mul(build.add(build.slice(output, 3, denoiser.image[2], 2 * denoiser.image[2]), 1.0), 0.5);
+  const Value log_variance = build.add(row.times(&SamplerRow::most_log_variance, share),
+                                       row.times(&SamplerRow::least_log_variance, build.sub(1.0, share)));
+  const Value adds = build.broadcast_scalar(build.less(0.0, row(&SamplerRow::noise)), shape);
+  return build.mul(adds, build.mul(build.exp(build.mul(log_variance, 0.5)), z));
 }
 
 }  // namespace
 
-std::string_view to_string(SamplerKind kind) { return kind == SamplerKind::ddim ? "ddim" : "ddpm"; }
-
-std::optional<SamplerKind> parse_sampler_kind(std::string_view text) {
-  for (SamplerKind k : {SamplerKind::ddim, SamplerKind::ddpm}) {
-    if (to_string(k) == text) return k;
-  }
-  return std::nullopt;
-}
-
-void check(const SamplerConfig& config, const DiffusionConfig& diffusion) {
-  check(diffusion);
-  if (config.steps < 1 || config.steps > diffusion.timesteps) {
-    refuse(fmt::format("{} sampling steps of a model with {} timesteps", config.steps, diffusion.timesteps),
-           fmt::format("choose 1 to {} steps", diffusion.timesteps));
-  }
-  if (!(config.eta >= 0 && config.eta <= 1)) refuse(fmt::format("eta is {}", config.eta), "choose 0 to 1");
-  if (config.batch < 1) refuse(fmt::format("a batch of {}", config.batch), "choose at least 1");
-}
-
-std::vector<int64_t> kept_timesteps(int64_t timesteps, int64_t steps) {
-  if (steps == 1) return {timesteps - 1};
-  const double stride = static_cast<double>(timesteps - 1) / static_cast<double>(steps - 1);
-  std::vector<int64_t> kept;
-  double at = 0;
-  for (int64_t i = 0; i < steps; ++i, at += stride) kept.push_back(std::llround(std::nearbyint(at)));
-  return kept;
-}
-
-SamplerTables sampler_tables(const SamplerConfig& config, const DiffusionConfig& diffusion) {
+ir::Graph build_sampling_step(const Denoiser& denoiser, const DiffusionConfig& diffusion, const SamplerConfig& config) {
+  check_model(diffusion, denoiser.num_classes, denoiser.learn_sigma);
   check(config, diffusion);
-  const std::vector<double> all = alpha_bars(diffusion);
-  const std::vector<int64_t> kept = kept_timesteps(diffusion.timesteps, config.steps);
-  auto kept_alpha_bar = [&](int64_t i) { return i < 0 ? 1.0 : all[static_cast<size_t>(kept[static_cast<size_t>(i)])]; };
-  auto posterior_variance = [&](int64_t i) {  // of q(x_{i-1} | x_i, x_0)
-    const double now = kept_alpha_bar(i), before = kept_alpha_bar(i - 1);
-    return (1 - now / before) * (1 - before) / (1 - now);
-  };
-  SamplerTables t;
-  for (int64_t i = config.steps - 1; i >= 0; --i) {
-    const double now = kept_alpha_bar(i), before = kept_alpha_bar(i - 1), beta = 1 - now / before;
-    t.timestep.push_back(static_cast<double>(kept[static_cast<size_t>(i)]));
-    t.x_to_x0.push_back(std::sqrt(1 / now));
-    t.eps_to_x0.push_back(std::sqrt(1 / now - 1));
-    double sigma = std::sqrt(posterior_variance(i));
-    if (config.kind == SamplerKind::ddim) {
-      sigma *= config.eta;
-      // The direction to x_t by the clipped x0: eps = (x - sqrt(now) x0) / sqrt(1 - now).
-      const double direction = std::sqrt(std::max(0.0, 1 - before - sigma * sigma)) / std::sqrt(1 - now);
-      t.x0_weight.push_back(std::sqrt(before) - direction * std::sqrt(now));
-      t.x_weight.push_back(direction);
-    } else {
-      if (config.large_variance) sigma = std::sqrt(beta);
-      t.x0_weight.push_back(beta * std::sqrt(before) / (1 - now));
-      t.x_weight.push_back((1 - before) * std::sqrt(now / before) / (1 - now));
-    }
-    t.noise.push_back(i == 0 ? 0 : sigma);
-    // The posterior's variance is zero at the first step: the second's stands in. A single step adds no noise at all.
-    const double least = i > 0 || config.steps == 1 ? posterior_variance(i) : posterior_variance(1);
-    t.least_log_variance.push_back(std::log(std::max(least, 1e-20)));
-    t.most_log_variance.push_back(std::log(beta));
-  }
-  return t;
-}
-
-Value sampler_update(ir::Builder& build, const SamplerConfig& config, const SamplerTables& tables, Value model_output,
-                     Value x, Value position, Value noise) {
-  const ir::Shape shape = build.shape(x);
-  const int64_t channels = shape[3];
-  auto weight = [&](const std::vector<double>& table) {
-    return build.broadcast_scalar(entry(build, table, position), shape);
-  };
-  const Value eps = build.slice(model_output, 3, 0, channels);
-  Value x0 = build.sub(build.mul(weight(tables.x_to_x0), x), build.mul(weight(tables.eps_to_x0), eps));
-  if (config.clip_x0) x0 = build.min(build.max(x0, -1.0), 1.0);
-  Value next = build.add(build.mul(weight(tables.x0_weight), x0), build.mul(weight(tables.x_weight), x));
-  if (!adds_noise(tables)) return next;
-  const bool learned = config.kind == SamplerKind::ddpm && build.shape(model_output)[3] == 2 * channels;
-  if (!learned) return build.add(next, build.mul(weight(tables.noise), noise));
-  // The second half of the output, in [-1, 1], goes from the least to the most log variance.
-  const Value share = build.mul(build.add(build.slice(model_output, 3, channels, 2 * channels), 1.0), 0.5);
-  const Value least = weight(tables.least_log_variance), most = weight(tables.most_log_variance);
-  const Value log_variance = build.add(build.mul(share, most), build.mul(build.sub(1.0, share), least));
-  std::vector<double> on;
-  for (double s : tables.noise) on.push_back(s != 0 ? 1 : 0);
-  return build.add(next, build.mul(weight(on), build.mul(build.exp(build.mul(log_variance, 0.5)), noise)));
-}
-
-ir::Graph build_sampling_step(const UNetConfig& unet, const DiffusionConfig& diffusion, const SamplerConfig& config) {
-  check(unet);
-  const SamplerTables tables = sampler_tables(config, diffusion);
-  const ParameterLayout layout = parameter_layout(unet);
-  const ir::Shape sample{unet.image_height, unet.image_width, unet.image_channels};
-  const ir::Shape shape{config.batch, sample[0], sample[1], sample[2]};
+  const ir::Shape shape{config.batch, denoiser.image[0], denoiser.image[1], denoiser.image[2]};
+  const int64_t rows = table_rows(config.kind, diffusion), columns = kColumns.size();
 
   ir::Graph graph("sampling_step");
   ir::Builder build(graph);
   const Value index = build.input("index", {DType::i32, {config.batch}});
   const Value seed = build.state("seed", {DType::u32, {2}});
-  const Value params = build.state("params", {DType::f32, {layout.size()}});
+  const Value table = build.state("table", {DType::f32, {rows, columns}});
   const Value state_x = build.state("x", {DType::f32, shape});
   const Value position = build.state("position", {DType::i32, {}});
+  const Row row(build, table, position);
 
-  const Value start =
-      build.random_normal(seed, index, build.constant(0, {DType::i32, {}}), kInitialNoiseStream, sample);
+  const Value first = build.constant(0, {DType::i32, {}});
+  const Value start = build.random_normal(seed, index, first, kInitialNoiseStream, denoiser.image);
   const Value is_start = build.broadcast_scalar(build.equal(position, 0.0), shape);
-  const Value x = build.select(is_start, start, state_x);
+  const auto drawn = [&](int64_t stream) { return build.random_normal(seed, index, position, stream, denoiser.image); };
+  Value x = build.select(is_start, row.times(&SamplerRow::start, start), state_x);
+  if (config.churn > 0) x = build.add(x, row.times(&SamplerRow::churn, drawn(kChurnStream)));
 
-  UNetInputs inputs;
-  inputs.x = x;
-  inputs.timesteps = build.broadcast_scalar(entry(build, tables.timestep, position), {config.batch});
-  if (unet.num_classes > 0) inputs.labels = build.input("label", {DType::i32, {config.batch}});
-  PackedParameters parameters(build, layout, params);
-  const Value output = build_unet(build, parameters, unet, inputs);
-
-  Value noise;
-  if (adds_noise(tables)) noise = build.random_normal(seed, index, position, kSamplingNoiseStream, sample);
-  graph.set_update("x", sampler_update(build, config, tables, output, x, position, noise));
+  const Value output = ask(build, denoiser, config, row, x);
+  const Value answer = denoiser.learn_sigma ? build.slice(output, 3, 0, denoiser.image[2]) : output;
+  const Value x0 =
+      clipped(build, config, build.add(row.times(&SamplerRow::skip, x), row.times(&SamplerRow::out, answer)));
+  Value next = build.add(row.times(&SamplerRow::of_x, x), row.times(&SamplerRow::of_x0, x0));
+  const auto remember = [&](const char* name, double SamplerRow::*column, Value now) {
+    // Zero before the first row, whatever the trajectory before has left.
+    const Value kept = build.state(name, {DType::f32, shape});
+    next = build.add(next, row.times(column, build.select(is_start, build.zeros_like(kept), kept)));
+    graph.set_update(name, now);
+  };
+  if (keeps_x(config.kind)) remember("x_before", &SamplerRow::of_x_before, x);
+  if (keeps_x0(config.kind)) remember("x0_before", &SamplerRow::of_x0_before, x0);
+  if (adds_noise(config)) {
+    next = build.add(next, step_noise(build, denoiser, config, row, output, drawn(kSamplingNoiseStream)));
+  }
+  graph.set_update("x", next);
   graph.set_update("position", build.add(position, 1.0));
   return graph;
+}
+
+ir::Graph build_sampling_step(const UNetConfig& unet, const DiffusionConfig& diffusion, const SamplerConfig& config) {
+  check(unet);
+  const ParameterLayout layout = parameter_layout(unet);
+  Denoiser denoiser{{unet.image_height, unet.image_width, unet.image_channels}, unet.num_classes, unet.learn_sigma, {}};
+  denoiser.network = [&](ir::Builder& build, Value x, Value time, Value labels) {
+    UNetInputs inputs;
+    inputs.x = x;
+    inputs.timesteps = time;
+    inputs.labels = labels;
+    PackedParameters parameters(build, layout, build.state("params", {DType::f32, {layout.size()}}));
+    return build_unet(build, parameters, unet, inputs);
+  };
+  return build_sampling_step(denoiser, diffusion, config);
+}
+
+bool same_graph(const SamplerConfig& a, const SamplerConfig& b) {
+  const auto key = [](const SamplerConfig& c) {
+    return std::tuple(c.kind, c.batch, c.clipping, c.percentile, c.eta > 0, c.churn > 0, is_guided(c));
+  };
+  return key(a) == key(b);
 }
 
 }  // namespace difuse::models

@@ -51,8 +51,7 @@ Problem build_model(const ProblemChoice& choice) {
     problem.batch = training.batch;
     problem.graph = build_training_step(preset.unet, preset.diffusion, training);
   } else {
-    SamplerConfig sampler;
-    sampler.steps = std::min(sampler.steps, preset.diffusion.timesteps);
+    SamplerConfig sampler = default_sampler(preset.diffusion);
     sampler.batch = choice.batch.value_or(sampler.batch);
     problem.batch = sampler.batch;
     problem.graph = build_sampling_step(preset.unet, preset.diffusion, sampler);

@@ -61,6 +61,7 @@ std::unique_ptr<runtime::Executor> compile(ir::Graph graph, const ir::Options& e
   CompileProgress progress;
   runtime::CompileSettings settings;
   settings.precision = backend.precision;
+  settings.fuse = backend.fuse;
   settings.log = &std::cerr;
   if (!quiet) settings.progress = [&progress](const codegen::CompileProgress& now) { progress.show(now); };
   return runtime::compile(std::move(graph), environment, backend.target, settings);

@@ -33,6 +33,7 @@ struct Backend {
 
   runtime::Target target;
   passes::Precision precision = passes::Precision::f32;
+  bool fuse = true;  ///< false: every op is a kernel of its own.
   /// Why the choice of a device fell on the CPU although the machine has a driver for GPUs; empty otherwise.
   std::string why_cpu;
 };

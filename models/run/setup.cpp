@@ -99,6 +99,15 @@ Settings settings_of(const TrainOptions& options, const ConfigFile& file) {
   settings.flag("--classes", options.classes, "model", "num_classes");
   settings.flag("--schedule", options.schedule, "diffusion", "schedule");
   settings.flag("--timesteps", options.timesteps, "diffusion", "timesteps");
+  settings.flag("--process", options.process, "diffusion", "process");
+  settings.flag("--prediction", options.prediction, "diffusion", "prediction");
+  settings.flag("--rescale-timesteps", options.rescale_timesteps, "diffusion", "rescale_timesteps");
+  settings.flag("--rescale-learned-sigmas", options.rescale_learned_sigmas, "diffusion", "rescale_learned_sigmas");
+  settings.flag("--min-snr", options.min_snr, "diffusion", "min_snr_gamma");
+  settings.flag("--sigma-data", options.sigma_data, "diffusion", "sigma_data");
+  settings.flag("--p-mean", options.p_mean, "diffusion", "p_mean");
+  settings.flag("--p-std", options.p_std, "diffusion", "p_std");
+  settings.flag("--label-dropout", options.label_dropout, "diffusion", "label_dropout");
   settings.flag("--batch", options.batch, "training", "batch");
   settings.flag("--microbatch", options.microbatch, "training", "microbatch");
   settings.flag("--lr", options.lr, "training", "learning_rate");
@@ -251,7 +260,7 @@ void check_classes(const RunConfig& config, const runtime::ImageSet& images, con
                    const Checkpoint* resumed) {
   if (config.unet.num_classes == 0) return;
   try {
-    runtime::check_labels(images, static_cast<int>(config.unet.num_classes));
+    runtime::check_labels(images, static_cast<int>(labelled_classes(config.diffusion, config.unet.num_classes)));
   } catch (const Error& error) {
     wrong(fmt::format("--data '{}': {}", options.data.string(), error.what()), error.remedy());
   }
@@ -260,6 +269,23 @@ void check_classes(const RunConfig& config, const runtime::ImageSet& images, con
                     fmt::join(images.class_names, ", "), resumed->path().string(),
                     fmt::join(config.run.class_names, ", ")),
         "give the data that the run began with, or start a new run without --resume");
+}
+
+/// A flag that the process does not read is a mistake; a file states every field.
+void check_process_flags(Settings& settings, const DiffusionConfig& diffusion) {
+  const bool edm = diffusion.process == Process::edm;
+  const auto refuse = [&](const char* key) {
+    const Setting* setting = settings.find("diffusion", key);
+    if (setting == nullptr || !setting->source.starts_with("--")) return;
+    wrong(fmt::format("{} has no meaning in the {} process", setting->source, to_string(diffusion.process)),
+          fmt::format("leave it out, or use --process {}", edm ? "ddpm" : "edm"));
+  };
+  if (edm) {
+    for (const char* key : {"schedule", "prediction", "rescale_timesteps", "rescale_learned_sigmas", "min_snr_gamma"})
+      refuse(key);
+  } else {
+    for (const char* key : {"sigma_data", "p_mean", "p_std"}) refuse(key);
+  }
 }
 
 /// Preset or checkpoint, then the file, then the flags.
@@ -280,6 +306,7 @@ RunConfig merge(const TrainOptions& options, const Checkpoint* resumed) {
   }
   config.unet = settings.apply("model", config.unet, resumed);
   config.diffusion = settings.apply("diffusion", config.diffusion, resumed);
+  check_process_flags(settings, config.diffusion);
   table = settings.apply("training", table, resumed);
   config.run = settings.apply("run", config.run, resumed);
   try {
@@ -334,9 +361,10 @@ void adopt_data(RunConfig& config, const runtime::ImageSet& images, const TrainO
   check_count(config, images, options, resumed);
   check_names(images);
   if (resumed == nullptr && config.run.class_from_folder && config.unet.num_classes == 0) {
-    config.unet.num_classes = static_cast<int64_t>(images.class_names.size());
+    config.unet.num_classes = static_cast<int64_t>(images.class_names.size()) + (config.diffusion.label_dropout > 0);
     check(config.unet);
   }
+  check_model(config.diffusion, config.unet.num_classes, config.unet.learn_sigma);
   check_classes(config, images, options, resumed);
   const uint64_t found = fingerprint(images, config.unet.num_classes > 0);
   if (resumed != nullptr) check_fingerprint(config, found, options, *resumed);

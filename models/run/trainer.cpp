@@ -12,6 +12,7 @@
 
 #include "ir/error.h"
 #include "models/config/training_table.h"
+#include "models/sample.h"
 #include "models/training_step.h"
 #include "runtime/atomic_file.h"
 #include "runtime/png.h"
@@ -270,8 +271,7 @@ void Trainer::save() {
 void Trainer::draw_samples(const InterruptGuard& interrupt) {
   if (out_of_time()) return;
   if (!sampler_) {
-    SamplerConfig sampling;
-    sampling.steps = std::min(sampling.steps, config_.diffusion.timesteps);
+    SamplerConfig sampling = default_sampler(config_.diffusion);
     sampling.batch = kGridImages;
     sampler_ = std::make_unique<Sampler>(config_.unet, config_.diffusion, sampling, environment_, backend_);
   }
@@ -279,7 +279,7 @@ void Trainer::draw_samples(const InterruptGuard& interrupt) {
   const bool averaged = !config_.training.optimizer.ema_decays.empty();
   executor_->read_state(averaged ? "ema" : "params", std::as_writable_bytes(std::span(parameters)));
   const auto images = sampler_->draw(
-      {.parameters = parameters, .seed = config_.run.seed, .count = kGridImages, .classes = every_class(config_.unet)},
+      {parameters, config_.run.seed, image_numbers(0, kGridImages), every_class(config_.unet, config_.diffusion)},
       [&](int64_t, int64_t) { return interrupt.signal() == 0 && !out_of_time(); });
   if (images.empty()) return;
   const fs::path path = options_.out / "samples" / fmt::format("step_{:06}.png", step_);

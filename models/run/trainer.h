@@ -11,7 +11,7 @@
 #include "models/checkpoint.h"
 #include "models/run/interrupt.h"
 #include "models/run/progress.h"
-#include "models/sample.h"
+#include "models/sampler.h"
 #include "models/train.h"
 #include "runtime/data/loader.h"
 #include "runtime/executor.h"

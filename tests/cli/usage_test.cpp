@@ -25,7 +25,7 @@ TEST_P(WrongUsage, IsNamedWithTheRemedy) {
 INSTANTIATE_TEST_SUITE_P(
     Calls, WrongUsage,
     testing::Values(
-        Usage{"NoCommand", {}, {"no command", "train, sample, compile, bench, check, inspect, doctor"}},
+        Usage{"NoCommand", {}, {"no command", "train, sample, visualize, compile, bench, check, inspect, doctor"}},
         Usage{"UnknownCommand", {"trian"}, {"'trian'", "did you mean 'train'?"}},
         Usage{"UnknownFlag", {"train", "--bacth", "8"}, {"'--bacth'", "did you mean '--batch'?", "--steps"}},
         Usage{"UnknownFlagWithValue", {"sample", "--chekpoint=a"}, {"'--chekpoint'", "did you mean '--checkpoint'?"}},
@@ -34,7 +34,7 @@ INSTANTIATE_TEST_SUITE_P(
         Usage{
             "UnknownPreset", {"train", "--model", "tinny"}, {"--model 'tinny'", "did you mean 'tiny'?", "mnist-small"}},
         Usage{"UnknownSchedule", {"train", "--schedule", "cosin"}, {"--schedule 'cosin'", "'cosine'", "linear"}},
-        Usage{"UnknownSampler", {"sample", "--sampler", "euler"}, {"--sampler 'euler'", "ddim, ddpm"}},
+        Usage{"UnknownSampler", {"sample", "--sampler", "eulr"}, {"--sampler 'eulr'", "'euler'", "ddpm, ddim"}},
         Usage{"NotANumber", {"train", "--batch", "many"}, {"--batch 'many'", "whole number"}},
         Usage{"NumberWithTail", {"train", "--steps", "10k"}, {"--steps '10k'", "whole number"}},
         Usage{"NotFinite", {"train", "--lr", "nan"}, {"--lr 'nan'", "number above 0"}},
@@ -70,7 +70,7 @@ TEST(Usage, AMalformedVariablePrintsItsGrammar) {
 TEST(Usage, HelpOfEveryCommand) {
   const Outcome all = difuse({"--help"});
   EXPECT_EQ(all.exit_code, 0);
-  for (const char* command : {"train", "sample", "compile", "bench", "check", "inspect", "doctor"}) {
+  for (const char* command : {"train", "sample", "visualize", "compile", "bench", "check", "inspect", "doctor"}) {
     EXPECT_CONTAINS(all.out, command);
     const Outcome help = difuse({command, "--help"});
     EXPECT_EQ(help.exit_code, 0);

@@ -171,6 +171,15 @@ TEST_F(CheckpointTest, EveryPresetsConfigurationSurvivesJson) {
   }
 }
 
+TEST_F(CheckpointTest, AProcessOfBeforeThereWereOthersIsDdpm) {
+  const auto read = [](const char* text) {
+    return config_from_json<DiffusionConfig>(nlohmann::json::parse(text), "'x': its diffusion");
+  };
+  const DiffusionConfig old = read(R"({"schedule": "cosine", "timesteps": 250})");
+  EXPECT_EQ(old, (DiffusionConfig{NoiseSchedule::cosine, 250}));
+  EXPECT_CONTAINS(error_of([&] { read(R"({"schedule": "cosine"})"); }), "has no 'timesteps'");
+}
+
 TEST_F(CheckpointTest, ConfigurationsAreReadStrictly) {
   nlohmann::json object = config_to_json(config_.unet);
   const auto message = [](const nlohmann::json& json) {

@@ -5,10 +5,11 @@
 #include <cstring>
 
 #include "models/presets.h"
-#include "models/sample.h"
+#include "models/sampler.h"
 #include "models/unet.h"
 #include "runtime/check.h"
 #include "runtime/compile.h"
+#include "tests/models/model_checks.h"
 #include "tests/models/step_case.h"
 #include "tests/support/backend/cpu_run.h"
 #include "tests/support/backend/gpu.h"
@@ -138,12 +139,12 @@ TEST(GpuSampler, AnImageDependsNeitherOnItsBatchNorOnTheRun) {
   for (const double p : step.states.at("params").data) parameters.push_back(static_cast<float>(p));
   for (const Precision precision : {Precision::f32, Precision::bf16}) {
     SCOPED_TRACE(passes::to_string(precision));
-    SamplerConfig config;
+    SamplerConfig config = default_sampler(preset.diffusion);
     config.steps = std::min<int64_t>(20, preset.diffusion.timesteps);
     const auto draw = [&](int64_t batch, int64_t first, int64_t count) {
       config.batch = batch;
       Sampler sampler(preset.unet, preset.diffusion, config, {}, {gpu, precision});
-      return sampler.draw({.parameters = parameters, .seed = 5, .first = first, .count = count, .classes = {}});
+      return sampler.draw({parameters, 5, image_numbers(first, count), {}});
     };
     const auto five = draw(5, 0, 5), by_two = draw(2, 0, 5), last = draw(1, 4, 1);
     ASSERT_EQ(five.size(), 5u);
@@ -151,6 +152,45 @@ TEST(GpuSampler, AnImageDependsNeitherOnItsBatchNorOnTheRun) {
     for (size_t i = 0; i < five.size(); ++i) EXPECT_EQ(five[i].pixels, by_two[i].pixels) << i;
     EXPECT_EQ(last[0].pixels, five[4].pixels);
     EXPECT_NE(five[0].pixels, five[1].pixels);
+  }
+}
+
+TEST(GpuSampler, EveryKindDrawsWhatTheCpuDraws) {
+  DIFUSE_NEED_GPU(gpu);
+  UNetConfig unet = find_preset("tiny").unet;
+  unet.num_classes = 4;
+  const ParameterLayout layout = parameter_layout(unet);
+  std::vector<float> parameters;
+  for (const double p : parameters_without_zeros(layout, 4)) parameters.push_back(static_cast<float>(p));
+  const DrawRequest request{parameters, 5, image_numbers(3, 5), {0, 1, 2}};
+  for (const Process process : {Process::ddpm, Process::edm}) {
+    DiffusionConfig diffusion;
+    diffusion.process = process;
+    diffusion.label_dropout = 0.1;
+    using enum SamplerKind;
+    for (const SamplerKind kind : {ddpm, ddim, euler, heun, dpmpp2m}) {
+      SCOPED_TRACE(std::string(to_string(process)) + ", " + std::string(to_string(kind)));
+      SamplerConfig config = default_sampler(diffusion, kind);
+      config.steps = 3;
+      config.batch = 2;
+      config.guidance = 1.5;
+      config.clipping = process == Process::edm ? Clipping::dynamic : Clipping::clip;
+      Sampler on_cpu(unet, diffusion, config, {}, 2);
+      Sampler on_gpu(unet, diffusion, config, {}, {gpu, Precision::f32});
+      const auto as_doubles = [](const std::vector<float>& v) { return std::vector<double>(v.begin(), v.end()); };
+      const auto expect_near_cpu = [&] {
+        EXPECT_LE(ir::relative_error(as_doubles(on_gpu.draw_exact(request)), as_doubles(on_cpu.draw_exact(request))),
+                  1e-3);
+      };
+      expect_near_cpu();
+      config.steps = 7;  // The same graph.
+      config.spacing = Spacing::karras;
+      on_cpu.use(config);
+      on_gpu.use(config);
+      expect_near_cpu();
+      Sampler fresh(unet, diffusion, config, {}, {gpu, Precision::f32});
+      EXPECT_EQ(fresh.draw_exact(request), on_gpu.draw_exact(request));
+    }
   }
 }
 

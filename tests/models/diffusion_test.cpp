@@ -3,6 +3,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "ir/text.h"
 #include "ir/verify.h"
 #include "models/diffusion/ddpm.h"
 #include "models/diffusion/samplers.h"
@@ -16,6 +17,7 @@ namespace {
 
 using ir::DType;
 constexpr DiffusionConfig kLinear{NoiseSchedule::linear, 1000}, kCosine{NoiseSchedule::cosine, 1000};
+constexpr DiffusionConfig kEdm{.process = Process::edm};
 
 TEST(Ddpm, LinearSchedule) {
   const std::vector<double> beta = betas(kLinear), bar = alpha_bars(kLinear);
@@ -38,178 +40,153 @@ TEST(Ddpm, CosineSchedule) {
   EXPECT_EQ(beta.back(), 0.999);
 }
 
+TEST(DiffusionConfig, RefusesWhatHasNoMeaningTogether) {
+  const auto refusal = [](auto change, int64_t classes = 0, bool learn_sigma = false) {
+    DiffusionConfig config;
+    change(config);
+    return test::error_of([&] { check_model(config, classes, learn_sigma); });
+  };
+  using D = DiffusionConfig;
+  const auto edm = [](auto change) {
+    return [change](D& c) {
+      c.process = Process::edm;
+      change(c);
+    };
+  };
+  EXPECT_CONTAINS(refusal(edm([](D& c) { c.prediction = Prediction::v; })), "prediction = v has no meaning in the edm");
+  EXPECT_CONTAINS(refusal(edm([](D& c) { c.min_snr_gamma = 5; })), "min_snr_gamma = 5 has no meaning in the edm");
+  EXPECT_CONTAINS(refusal(edm([](D& c) { c.rescale_timesteps = true; })), "rescale_timesteps = true");
+  EXPECT_CONTAINS(refusal(edm([](D& c) { c.sigma_data = 0; })), "sigma_data is 0");
+  EXPECT_CONTAINS(refusal(edm([](D&) {}), 0, true), "learned variance");
+  EXPECT_CONTAINS(refusal([](D& c) { c.min_snr_gamma = -1; }), "min_snr_gamma is -1");
+  EXPECT_CONTAINS(refusal([](D& c) { c.label_dropout = 1; }), "label_dropout is 1");
+  EXPECT_CONTAINS(refusal([](D& c) { c.label_dropout = 0.1; }, 1), "of a model with 1 classes");
+}
+
 TEST(Ddpm, RefusesTooFewTimesteps) {
   EXPECT_CONTAINS(test::error_of([] { check(DiffusionConfig{NoiseSchedule::linear, 20}); }), "choose 21 to");
   EXPECT_CONTAINS(test::error_of([] { check(DiffusionConfig{NoiseSchedule::cosine, 0}); }), "choose 1 to");
 }
 
-TEST(Ddpm, DiffusedImage) {
-  ir::Graph graph;
-  ir::Builder build(graph);
-  const ir::Type image{DType::f32, {2, 2, 2, 1}};
-  graph.set_output("x", diffuse_image(build, kLinear, build.input("x0", image), build.input("noise", image),
-                                      build.input("t", {DType::i32, {2}})));
-  TestNumbers numbers(1);
-  const std::vector<double> x0 = numbers.vector(8), noise = numbers.vector(8);
-  const std::vector<double> x = run_reference(graph,
-                                              {{"x0", tensor_f32({2, 2, 2, 1}, x0)},
-                                               {"noise", tensor_f32({2, 2, 2, 1}, noise)},
-                                               {"t", {{DType::i32, {2}}, {0, 700}}}},
-                                              {})
-                                    .outputs.at("x")
-                                    .data;
-  for (size_t i = 0; i < 8; ++i) {
-    const double bar = alpha_bars(kLinear)[i < 4 ? 0 : 700];
-    EXPECT_NEAR(x[i], std::sqrt(bar) * x0[i] + std::sqrt(1 - bar) * noise[i], 1e-15);
-  }
-}
-
-TEST(Samplers, KeptTimesteps) {
-  EXPECT_EQ(kept_timesteps(1000, 1), (std::vector<int64_t>{999}));
-  EXPECT_EQ(kept_timesteps(1000, 2), (std::vector<int64_t>{0, 999}));
-  EXPECT_EQ(kept_timesteps(1000, 5), (std::vector<int64_t>{0, 250, 500, 749, 999}));
-  const std::vector<int64_t> all = kept_timesteps(1000, 1000);
-  for (int64_t i = 0; i < 1000; ++i) EXPECT_EQ(all[static_cast<size_t>(i)], i);
-}
-
-TEST(Samplers, AncestralTablesOfTheFullSchedule) {
+/// The timesteps that the network is told.
+std::vector<double> visited(Spacing spacing, int64_t timesteps, int64_t steps) {
   SamplerConfig config;
-  config.kind = SamplerKind::ddpm, config.steps = 1000;
-  const SamplerTables tables = sampler_tables(config, kLinear);
-  const std::vector<double> beta = betas(kLinear), bar = alpha_bars(kLinear);
-  for (size_t t : {size_t{1}, size_t{2}, size_t{500}, size_t{999}}) {  // Ho et al., equations 6 and 7
-    const size_t at = 999 - t;
-    EXPECT_EQ(tables.timestep[at], static_cast<double>(t));
-    EXPECT_NEAR(tables.x0_weight[at], std::sqrt(bar[t - 1]) * beta[t] / (1 - bar[t]), 1e-11);
-    EXPECT_NEAR(tables.x_weight[at], std::sqrt(1 - beta[t]) * (1 - bar[t - 1]) / (1 - bar[t]), 1e-11);
-    EXPECT_NEAR(std::pow(tables.noise[at], 2), beta[t] * (1 - bar[t - 1]) / (1 - bar[t]), 1e-12);
-    EXPECT_NEAR(std::exp(tables.most_log_variance[at]), beta[t], 1e-12);
-  }
-  EXPECT_NEAR(tables.x0_weight.back(), 1, 1e-11);
-  EXPECT_NEAR(tables.x_weight.back(), 0, 1e-11);
-  EXPECT_EQ(tables.noise.back(), 0);
-  EXPECT_EQ(tables.least_log_variance.back(), tables.least_log_variance[998]);
+  config.spacing = spacing;
+  config.steps = steps;
+  std::vector<double> times;
+  for (const SamplerRow& row : sampler_rows(config, {NoiseSchedule::linear, timesteps})) times.push_back(row.time);
+  return times;
 }
 
-TEST(Samplers, DdimWithEtaOneIsAncestralSampling) {
-  SamplerConfig ddim, ddpm;
-  ddim.eta = 1;
-  ddim.steps = ddpm.steps = 20;
-  ddpm.kind = SamplerKind::ddpm;
-  const SamplerTables a = sampler_tables(ddim, kCosine), b = sampler_tables(ddpm, kCosine);
-  for (size_t i = 0; i < 20; ++i) {
-    EXPECT_NEAR(a.x0_weight[i], b.x0_weight[i], 1e-9);
-    EXPECT_NEAR(a.x_weight[i], b.x_weight[i], 1e-9);
-    EXPECT_NEAR(a.noise[i], b.noise[i], 1e-12);
+TEST(Spacing, VisitsTheseTimesteps) {
+  using enum Spacing;
+  EXPECT_EQ(visited(linear, 1000, 1), (std::vector<double>{999}));
+  EXPECT_EQ(visited(linear, 1000, 2), (std::vector<double>{999, 0}));
+  EXPECT_EQ(visited(linear, 1000, 5), (std::vector<double>{999, 749, 500, 250, 0}));
+  EXPECT_EQ(visited(trailing, 1000, 5), (std::vector<double>{999, 799, 599, 399, 199}));
+  EXPECT_EQ(visited(trailing, 1000, 3), (std::vector<double>{999, 666, 332}));
+  EXPECT_EQ(visited(trailing, 1000, 1), (std::vector<double>{999}));
+  EXPECT_EQ(visited(leading, 1000, 5), (std::vector<double>{800, 600, 400, 200, 0}));
+  EXPECT_EQ(visited(leading, 1000, 3), (std::vector<double>{666, 333, 0}));
+  for (const Spacing spacing : {linear, trailing, leading}) {
+    const std::vector<double> all = visited(spacing, 1000, 1000);
+    for (size_t i = 0; i < 1000; ++i) EXPECT_EQ(all[i], 999.0 - static_cast<double>(i));
   }
 }
 
-/// x after all steps of a sampler whose model knows the image: eps = (x - sqrt(bar) image) / sqrt(1 - bar).
-std::vector<double> sample_with_oracle(const SamplerConfig& config, const DiffusionConfig& diffusion,
-                                       const std::vector<double>& image, std::vector<double> x) {
-  const SamplerTables tables = sampler_tables(config, diffusion);
-  const std::vector<double> bars = alpha_bars(diffusion);
-  const ir::Type type{DType::f32, {1, 2, 2, 1}};
-  ir::Graph graph;
-  ir::Builder build(graph);
-  const ir::Value noise = build.input("noise", type);
-  graph.set_output("x", sampler_update(build, config, tables, build.input("eps", type), build.input("x", type),
-                                       build.input("position", {DType::i32, {}}), noise));
-  TestNumbers numbers(9);
-  for (int64_t position = 0; position < config.steps; ++position) {
-    const double bar = bars[static_cast<size_t>(tables.timestep[static_cast<size_t>(position)])];
-    std::vector<double> eps(4);
-    for (size_t i = 0; i < 4; ++i) eps[i] = (x[i] - std::sqrt(bar) * image[i]) / std::sqrt(1 - bar);
-    x = run_reference(graph,
-                      {{"eps", tensor_f32({1, 2, 2, 1}, eps)},
-                       {"x", tensor_f32({1, 2, 2, 1}, x)},
-                       {"noise", tensor_f32({1, 2, 2, 1}, numbers.vector(4))},
-                       {"position", scalar_i32(position)}},
-                      {})
-            .outputs.at("x")
-            .data;
-  }
-  return x;
+TEST(Spacing, OfKarras) {
+  SamplerConfig config = default_sampler(kEdm);
+  config.steps = 5;
+  const std::vector<double> sigmas = visited_sigmas(config, kEdm);
+  // Karras et al., 2022, equation 5 for 80, 0.002, rho 7.
+  const std::vector<double> wanted = {80, 17.5278, 2.51522, 0.169753, 0.002};
+  for (size_t i = 0; i < 5; ++i) EXPECT_NEAR(sigmas[i], wanted[i], 1e-5 * wanted[i]) << i;
+  config.spacing = Spacing::linear;
+  EXPECT_NEAR(visited_sigmas(config, kEdm)[2], 40.001, 1e-12);
+
+  // Of a ddpm model: from its last timestep to its first, and between them.
+  config = default_sampler(kLinear, SamplerKind::heun);
+  const std::vector<SamplerRow> rows = sampler_rows(config, kLinear);
+  EXPECT_EQ(rows.front().time, 999);
+  EXPECT_EQ(rows.back().time, 0);
+  EXPECT_EQ(rows.size(), 2 * 18u - 1);
+  for (size_t i = 1; i < rows.size(); ++i) EXPECT_LE(rows[i].time, rows[i - 1].time);
 }
 
-TEST(Samplers, AnOracleIsFollowedToItsImage) {
-  const std::vector<double> image{0.5, -0.9, 0.1, 1}, start{1.5, -0.2, 0.7, -2};
-  for (const DiffusionConfig& diffusion : {kLinear, kCosine}) {
-    for (SamplerKind kind : {SamplerKind::ddim, SamplerKind::ddpm}) {
-      for (int64_t steps : {1, 2, 10, 50}) {
-        SamplerConfig config;
-        config.kind = kind, config.steps = steps;
-        const std::vector<double> x = sample_with_oracle(config, diffusion, image, start);
-        for (size_t i = 0; i < 4; ++i) EXPECT_NEAR(x[i], image[i], 1e-9) << to_string(kind) << " " << steps;
-      }
-    }
-  }
-}
-
-TEST(Samplers, DdimKeepsTheNoiseOfItsTrajectory) {
-  // Without clipping, a deterministic step of an oracle moves along x = sqrt(bar) image + sqrt(1 - bar) noise.
-  SamplerConfig config;
-  config.kind = SamplerKind::ddim;
-  config.steps = 5, config.clip_x0 = false;
-  const SamplerTables tables = sampler_tables(config, kLinear);
-  const std::vector<double> bars = alpha_bars(kLinear);
-  auto point = [&](size_t position) {
-    const double bar = bars[static_cast<size_t>(tables.timestep[position])];
-    return std::sqrt(bar) * 0.3 + std::sqrt(1 - bar) * 1.7;
-  };
-  for (size_t at = 0; at + 1 < 5; ++at) {
-    const double x0 = tables.x_to_x0[at] * point(at) - tables.eps_to_x0[at] * 1.7;
-    EXPECT_NEAR(x0, 0.3, 1e-12);
-    EXPECT_NEAR(tables.x0_weight[at] * x0 + tables.x_weight[at] * point(at), point(at + 1), 1e-12);
-  }
-}
-
-TEST(Samplers, LearnedVarianceLiesBetweenItsBounds) {
-  SamplerConfig config;
-  config.kind = SamplerKind::ddpm, config.steps = 10;
-  const SamplerTables tables = sampler_tables(config, kLinear);
-  ir::Graph graph;
-  ir::Builder build(graph);
-  const ir::Type type{DType::f32, {1, 1, 2, 1}};
-  graph.set_output(
-      "x", sampler_update(build, config, tables, build.input("out", {DType::f32, {1, 1, 2, 2}}),
-                          build.constant(0, type), build.input("position", {DType::i32, {}}), build.constant(1, type)));
-  for (int64_t position : {3, 9}) {
-    const ir::TensorMap inputs{{"out", tensor_f32({1, 1, 2, 2}, {0, -1, 0, 1})}, {"position", scalar_i32(position)}};
-    const std::vector<double> x = run_reference(graph, inputs, {}).outputs.at("x").data;
-    const auto at = static_cast<size_t>(position);
-    EXPECT_NEAR(x[0], position == 9 ? 0 : std::exp(tables.least_log_variance[at] / 2), 1e-15);
-    EXPECT_NEAR(x[1], position == 9 ? 0 : std::exp(tables.most_log_variance[at] / 2), 1e-15);
-  }
+TEST(Spacing, ChurnNeverAsksBeyondTheTimesteps) {
+  SamplerConfig config = default_sampler(kLinear, SamplerKind::heun);
+  config.churn = 100;
+  const std::vector<SamplerRow> rows = sampler_rows(config, kLinear);
+  EXPECT_EQ(rows.front().churn, 0);
+  EXPECT_GT(rows[2].churn, 0);
+  for (const SamplerRow& row : rows) EXPECT_LE(row.time, 999);
 }
 
 TEST(Samplers, RefusesSettingsThatCannotWork) {
-  auto refusal = [](auto change) {
-    SamplerConfig config;
+  auto refusal = [](auto change, const DiffusionConfig& diffusion = kLinear) {
+    SamplerConfig config = default_sampler(diffusion);
     change(config);
-    return test::error_of([&] { check(config, kLinear); });
+    return test::error_of([&] { check(config, diffusion); });
   };
   EXPECT_CONTAINS(refusal([](SamplerConfig& c) { c.steps = 0; }), "choose 1 to 1000 steps");
   EXPECT_CONTAINS(refusal([](SamplerConfig& c) { c.steps = 1001; }), "1001 sampling steps of a model with 1000");
-  EXPECT_CONTAINS(refusal([](SamplerConfig& c) { c.eta = 1.5; }), "eta is 1.5");
+  EXPECT_CONTAINS(refusal([](SamplerConfig& c) { c.steps = 1001; }, kEdm), "choose 1 to 1000 steps");
+  EXPECT_CONTAINS(refusal([](SamplerConfig& c) { c.kind = SamplerKind::ddim, c.eta = 1.5; }), "eta is 1.5");
+  EXPECT_CONTAINS(refusal([](SamplerConfig& c) { c.eta = 0.5; }), "eta has no meaning with the ddpm sampler");
+  EXPECT_CONTAINS(refusal([](SamplerConfig& c) { c.churn = 1; }), "churn has no meaning with the ddpm sampler");
   EXPECT_CONTAINS(refusal([](SamplerConfig& c) { c.batch = 0; }), "batch of 0");
+  EXPECT_CONTAINS(refusal([](SamplerConfig& c) { c.guidance = 2; }), "train with label_dropout");
+  EXPECT_CONTAINS(refusal([](SamplerConfig& c) { c.percentile = 0; }), "percentile is 0");
+  EXPECT_CONTAINS(refusal([](SamplerConfig& c) { c.spacing = Spacing::trailing; }, kEdm), "trailing spacing");
+  EXPECT_CONTAINS(refusal([](SamplerConfig& c) { c.spacing = Spacing::leading, c.steps = 1; }), "leading spacing");
+  EXPECT_CONTAINS(refusal([](SamplerConfig& c) { c.sigma_max = 3; }), "no meaning with linear spacing");
+  EXPECT_CONTAINS(refusal([](SamplerConfig& c) { c.spacing = Spacing::karras, c.sigma_max = 300; }), "the model knows");
+  EXPECT_CONTAINS(refusal([](SamplerConfig& c) { c.sigma_min = 90; }, kEdm), "sigma from 80 down to 90");
+}
+
+TEST(Samplers, StepsSpacingsAndStrengthsAreDataOfOneGraph) {
+  const UNetConfig unet = find_preset("tiny").unet;
+  DiffusionConfig diffusion = kLinear;
+  diffusion.label_dropout = 0.1;
+  UNetConfig classes = unet;
+  classes.num_classes = 3;
+  for (const SamplerKind kind : {SamplerKind::ddim, SamplerKind::heun, SamplerKind::dpmpp2m}) {
+    SamplerConfig config = default_sampler(diffusion, kind);
+    config.guidance = 2;
+    const std::string graph = ir::print(build_sampling_step(classes, diffusion, config));
+    SamplerConfig other = config;
+    other.steps = 1000, other.spacing = Spacing::trailing, other.guidance = 7;
+    EXPECT_TRUE(same_graph(config, other));
+    EXPECT_EQ(ir::print(build_sampling_step(classes, diffusion, other)), graph);
+    other.clipping = Clipping::dynamic;
+    EXPECT_FALSE(same_graph(config, other));
+  }
 }
 
 class SamplingStep : public ::testing::TestWithParam<SamplerKind> {
  protected:
   /// All steps for images [first, first + count) of the set; with classes, of these labels.
   std::vector<double> draw(int64_t first, int64_t count, double garbage = 0, std::vector<double> labels = {}) {
-    SamplerConfig config;
-    config.kind = GetParam(), config.steps = 4, config.batch = count;
+    SamplerConfig config = default_sampler(kLinear, GetParam());
+    config.steps = 4, config.batch = count;
     const ir::Graph graph = build_sampling_step(unet_, kLinear, config);
     ir::verify(graph);
     ir::Tensor x({DType::f32, {count, 8, 8, 1}});
     std::ranges::fill(x.data, garbage);
-    ir::TensorMap states{{"seed", seed_tensor(3)}, {"params", params_}, {"x", x}, {"position", scalar_i32(0)}};
+    const std::vector<SamplerRow> rows = sampler_rows(config, kLinear);
+    const std::vector<float> table = sampler_table(rows, config.kind, kLinear);
+    const ir::Type type{DType::f32, {table_rows(config.kind, kLinear), std::ssize(kColumns)}};
+    ir::TensorMap states{{"seed", seed_tensor(3)},
+                         {"params", params_},
+                         {"table", {type, {table.begin(), table.end()}}},
+                         {"position", scalar_i32(0)}};
+    states["x"] = x;
+    if (config.kind == SamplerKind::heun) states["x_before"] = x;
+    if (config.kind == SamplerKind::heun || config.kind == SamplerKind::dpmpp2m) states["x0_before"] = x;
     ir::TensorMap inputs{{"index", index_tensor(count, first)}};
     if (!labels.empty()) inputs["label"] = {{DType::i32, {count}}, labels};
-    for (int i = 0; i < 4; ++i) states = run_reference(graph, inputs, states).states;
-    EXPECT_EQ(states.at("position").data[0], 4);
+    for (size_t i = 0; i < rows.size(); ++i) states = run_reference(graph, inputs, states).states;
+    EXPECT_EQ(states.at("position").data[0], static_cast<double>(evaluations(config.kind, 4)));
     return states.at("x").data;
   }
 
@@ -247,7 +224,8 @@ TEST_P(SamplingStep, AnImageDependsOnItsOwnLabel) {
   EXPECT_GT(ir::relative_error(draw(1, 1, 0, {0}), own(1)), 1e-3);
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, SamplingStep, ::testing::Values(SamplerKind::ddim, SamplerKind::ddpm),
+INSTANTIATE_TEST_SUITE_P(Kinds, SamplingStep,
+                         ::testing::Values(SamplerKind::ddim, SamplerKind::ddpm, SamplerKind::heun),
                          [](const auto& kind) { return std::string(to_string(kind.param)); });
 
 }  // namespace

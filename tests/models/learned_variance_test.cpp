@@ -6,6 +6,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "models/diffusion/ddpm.h"
 #include "passes/autodiff.h"
 #include "tests/models/model_checks.h"
 #include "tests/support/backend/cpu_run.h"

@@ -1,0 +1,65 @@
+#include "models/visualize.h"
+
+#include <memory>
+
+#include "models/cli/commands.h"
+#include "models/cli/flags.h"
+#include "models/cli/sampler_flags.h"
+
+namespace difuse::models {
+namespace {
+
+struct VisualizeFlags {
+  VisualizeOptions options;
+  SamplerFlags sampler;
+  std::string checkpoint, out, data, data_cache;
+  std::optional<std::string> only, weights, seeds;
+  std::optional<int64_t> threads;
+  std::optional<uint64_t> seed;
+};
+
+int run_visualize(VisualizeFlags& flags, const CommandContext& context) {
+  using Part = VisualizeOptions::Part;
+  constexpr const char* kExample = "difuse visualize --checkpoint runs/a --data images --out pictures";
+  constexpr size_t kMostImages = 64;
+  if (flags.checkpoint.empty()) missing_flag("visualize", "--checkpoint", kExample);
+  if (flags.out.empty()) missing_flag("visualize", "--out", kExample);
+  VisualizeOptions& options = flags.options;
+  options.checkpoint = flags.checkpoint;
+  options.out = flags.out;
+  options.data = flags.data;
+  options.data_cache = flags.data_cache;
+  if (flags.only) {
+    options.only = *flags.only == "forward" ? Part::forward : *flags.only == "reverse" ? Part::reverse : Part::samplers;
+  }
+  options.images = parse_seeds(flags.seeds.value_or("0-7"), kMostImages);
+  options.seed = flags.seed.value_or(0);
+  options.sampler = flags.sampler.choice();
+  options.weights = flags.weights.value_or(options.weights);
+  options.threads = resolve_threads(flags.threads);
+  visualize(options, context.options);
+  return 0;
+}
+
+}  // namespace
+
+Action add_visualize(CLI::App& app) {
+  auto flags = std::make_shared<VisualizeFlags>();
+  VisualizeOptions& o = flags->options;
+  add_path(app, "--checkpoint", flags->checkpoint, "A run's folder or a checkpoint file; it says all about the model");
+  add_path(app, "--out", flags->out, "Folder for forward, reverse and samplers, as PNG and animated WebP");
+  add_path(app, "--data", flags->data, "Images to show in ever more noise, as difuse train takes them");
+  add_path(app, "--data-cache", flags->data_cache, "Where decoded folders are kept [the user's cache, difuse/images]");
+  add_choice(app, "--only", flags->only, {"forward", "reverse", "samplers"}, "One of the three", "all");
+  add_seed(app, "--seed", flags->seed, "Seed; image i depends on the seed and i alone", "0");
+  add_seeds(app, flags->seeds, "0-7");
+  add_text(app, "--class", o.classes, "NAME|N[,...]", "Classes that the images take in turn", "all in turn");
+  add_text(app, "--weights", flags->weights, "ema|raw|ema_1...", "Averaged weights, or those of the last step", "ema");
+  flags->sampler.add(app);
+  add_device(app, o.device);
+  add_dtype(app, o.precision);
+  add_threads(app, flags->threads);
+  return [flags](const CommandContext& context) { return run_visualize(*flags, context); };
+}
+
+}  // namespace difuse::models

@@ -1,0 +1,176 @@
+#include "models/problem/backends_table.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "ir/error.h"
+#include "ir/reference.h"
+#include "models/run/console.h"
+#include "models/sample.h"
+#include "models/sampler.h"
+#include "models/unet.h"
+#include "runtime/executor.h"
+
+namespace difuse::models {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using ir::DType;
+
+double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+/// What draws, and how long it takes.
+struct Line {
+  std::string name;
+  double seconds = 0;
+  std::vector<double> pixels;
+};
+
+struct Job {
+  const RunConfig& config;
+  SamplerConfig sampler;
+  DrawRequest request;
+};
+
+ir::Tensor tensor(DType dtype, ir::Shape shape, const auto& values) {
+  return {{dtype, std::move(shape)}, {values.begin(), values.end()}};
+}
+
+Line by_reference(const Job& job) {
+  const auto& [config, sampler, request] = job;
+  const ir::Graph graph = build_sampling_step(config.unet, config.diffusion, sampler);
+  const std::vector<SamplerRow> rows = sampler_rows(sampler, config.diffusion);
+  ir::TensorMap inputs{{"index", tensor(DType::i32, {sampler.batch}, request.images)}};
+  if (!request.classes.empty()) {
+    std::vector<int32_t> labels;
+    for (const int32_t i : request.images)
+      labels.push_back(request.classes[static_cast<size_t>(i) % request.classes.size()]);
+    inputs["label"] = tensor(DType::i32, {sampler.batch}, labels);
+  }
+  ir::TensorMap states;
+  for (const int id : graph.leaves(ir::Op::state)) {
+    const ir::Node& node = graph.node(id);
+    states[node.as<ir::LeafAttrs>().name] = ir::Tensor(node.types[0]);
+  }
+  states.at("params").data.assign(request.parameters.begin(), request.parameters.end());
+  std::ranges::copy(seed_words(request.seed), states.at("seed").data.begin());
+  std::ranges::copy(sampler_table(rows, sampler.kind, config.diffusion), states.at("table").data.begin());
+  const auto begin = Clock::now();
+  for (size_t i = 0; i < rows.size(); ++i) states = ir::run_reference(graph, inputs, states).states;
+  return {"CPU, reference, fp64", seconds_since(begin), states.at("x").data};
+}
+
+Line by_kernels(const Job& job, const std::string& name, const Backend& backend, const ir::Options& environment) {
+  constexpr int kRuns = 3;
+  Sampler sampler(job.config.unet, job.config.diffusion, job.sampler, environment, backend);
+  const std::vector<float> pixels = sampler.draw_exact(job.request);
+  std::vector<double> seconds;
+  for (int i = 0; i < kRuns; ++i) {
+    const auto begin = Clock::now();
+    static_cast<void>(sampler.draw_exact(job.request));
+    seconds.push_back(seconds_since(begin));
+  }
+  return {name, runtime::median(seconds), {pixels.begin(), pixels.end()}};
+}
+
+struct Implementation {
+  std::string name;
+  Backend backend;
+};
+
+/// All but the reference, slowest first.
+std::vector<Implementation> implementations(const BackendsJob& job, const ir::Options& environment) {
+  std::vector<Implementation> all;
+  const auto add = [&](const char* device, Backend backend) {
+    for (const bool fuse : {false, true}) {
+      backend.fuse = fuse;
+      all.push_back(
+          {fmt::format("{}, {}, {}", device, fuse ? "fused" : "unfused", passes::to_string(backend.precision)),
+           backend});
+    }
+  };
+  add("CPU", Backend(job.threads));
+  Backend chosen = open_backend(job.device, job.precision, job.threads, environment);
+  if (!chosen.target.is_cuda()) return all;
+  if (chosen.precision != passes::Precision::f32) add("CUDA", Backend(chosen.target, passes::Precision::f32));
+  add("CUDA", std::move(chosen));
+  return all;
+}
+
+/// Infinity where one of two is not a number.
+double largest_difference(const std::vector<double>& a, const std::vector<double>& b) {
+  double largest = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    const double difference = std::abs(a[i] - b[i]);
+    largest = std::isnan(difference) ? std::numeric_limits<double>::infinity() : std::max(largest, difference);
+  }
+  return largest;
+}
+
+/// Says each line as soon as it is known: the first takes longest.
+class Table {
+ public:
+  Table(bool json, int64_t images) : json_(json), images_(static_cast<double>(images)) {
+    if (!json_) say("{:<24} {:>12} {:>12} {:>12} {:>20}\n", "", "seconds", "images/s", "speed", "largest difference");
+  }
+
+  void add(const Line& line) {
+    if (!first_) first_ = line;
+    const double difference = largest_difference(line.pixels, first_->pixels);
+    if (json_) {
+      out_.push_back({{"name", line.name}, {"seconds", line.seconds}, {"largest_difference", difference}});
+      return;
+    }
+    say("{:<24} {:>12.4f} {:>12.2f} {:>11.1f}x {:>20.2e}\n", line.name, line.seconds, images_ / line.seconds,
+        first_->seconds / line.seconds, difference);
+    std::fflush(stdout);
+  }
+
+  void finish() const {
+    if (json_) say("{}\n", out_.dump(2));
+  }
+
+ private:
+  const bool json_;
+  const double images_;
+  std::optional<Line> first_;
+  nlohmann::ordered_json out_ = nlohmann::ordered_json::array();
+};
+
+}  // namespace
+
+void compare_backends(const BackendsJob& job, const ir::Options& environment) {
+  const Checkpoint checkpoint(find_checkpoint(job.checkpoint, "--checkpoint"));
+  const RunConfig& config = checkpoint.config();
+  SamplerChoice choice;
+  choice.steps = job.steps.value_or(std::min<int64_t>(4, config.diffusion.timesteps));
+  choice.batch = job.images.value_or(16);
+  const SamplerConfig sampler = settle_sampler(choice, checkpoint);
+  const bool averaged = !config.training.optimizer.ema_decays.empty();
+  const std::vector<float> parameters =
+      read_weights(checkpoint, averaged ? "ema" : "raw", parameter_layout(config.unet));
+  const std::vector<Implementation> all = implementations(job, environment);
+  if (!job.json) {
+    for (const Implementation& one : all) {
+      if (one.backend.fuse) say("{}\n", backend_line(one.backend));
+    }
+    say("{} at step {} ({}): {} images as one batch, {} {} steps\n\n", checkpoint.path().string(), checkpoint.step(),
+        config.run.model, sampler.batch, to_string(sampler.kind), sampler.steps);
+    std::fflush(stdout);
+  }
+  const Job drawn{
+      config, sampler, {parameters, 0, image_numbers(0, sampler.batch), every_class(config.unet, config.diffusion)}};
+  Table table(job.json, sampler.batch);
+  table.add(by_reference(drawn));
+  for (const auto& [name, backend] : all) table.add(by_kernels(drawn, name, backend, environment));
+  table.finish();
+}
+
+}  // namespace difuse::models
