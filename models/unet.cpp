@@ -101,6 +101,21 @@ Value build_unet(ir::Builder& build, ParameterSource& parameters, const UNetConf
 
 ParameterLayout parameter_layout(const UNetConfig& config) { return ParameterLayout(ScratchModel(config).specs); }
 
+ir::Graph build_forward(const UNetConfig& config, int64_t batch) {
+  check(config);
+  if (batch < 1) throw Error(fmt::format("a batch of {}", batch), "choose at least 1", ExitCode::wrong_usage);
+  const ParameterLayout layout = parameter_layout(config);
+  ir::Graph graph("forward");
+  ir::Builder build(graph);
+  UNetInputs inputs;
+  inputs.x = build.input("x", {DType::f32, {batch, config.image_height, config.image_width, config.image_channels}});
+  inputs.timesteps = build.input("timesteps", {DType::f32, {batch}});
+  if (config.num_classes > 0) inputs.labels = build.input("label", {DType::i32, {batch}});
+  PackedParameters parameters(build, layout, build.state("params", {DType::f32, {layout.size()}}));
+  graph.set_output("output", build_unet(build, parameters, config, inputs));
+  return graph;
+}
+
 int64_t forward_flops(const UNetConfig& config) { return ir::contraction_flops(ScratchModel(config).graph); }
 
 }  // namespace difuse::models

@@ -73,6 +73,8 @@ class Executor {
   const ir::Graph& graph() const { return graph_; }
   const passes::MemoryPlan& memory() const { return memory_; }
   int64_t arena_bytes() const { return memory_.arena_bytes; }
+  /// All that it holds where it computes: the arena, states included, and a workspace where kernels need one.
+  virtual int64_t held_bytes() const { return arena_bytes(); }
 
   /// Times every kernel from the next step on; on a GPU the very first step is not timed.
   virtual void enable_profile(bool enabled) = 0;

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -31,10 +32,19 @@ struct BenchFlags {
   std::optional<int64_t> steps;
 };
 
+struct ColdStart {
+  double compile_seconds = 0;  ///< Passes, plan, kernels compiled or read from the cache, and loaded.
+  /// From the command's start to the end of the first step, but for making up the numbers that it is run on.
+  double first_step_seconds = 0;
+  KernelCount kernels;
+};
+
 struct Measured {
+  ColdStart cold;
   std::vector<double> steps;                    ///< Seconds of each.
-  std::vector<runtime::KernelProfile> kernels;  ///< Empty unless asked for.
-  std::optional<runtime::Roofline> roofline;    ///< Of a GPU.
+  std::vector<runtime::KernelProfile> kernels;  ///< Of a step, in order; timed where that was asked for.
+  bool timed = false;
+  std::optional<runtime::Roofline> roofline;  ///< Of a GPU.
 };
 
 /// Equal kernels as one row, in the order of their shares.
@@ -60,13 +70,23 @@ std::vector<Row> rows_by_time(const std::vector<runtime::KernelProfile>& kernels
   return rows;
 }
 
-Measured measure(const BenchFlags& flags, const Problem& problem, const Backend& backend, const CommandContext& context,
-                 runtime::Executor& executor) {
+double seconds_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+void measure(const BenchFlags& flags, const Problem& problem, const Backend& backend, const CommandContext& context,
+             runtime::Executor& executor, Measured& measured) {
+  measured.cold.first_step_seconds = seconds_since(context.started);
   write_example_values(executor, problem);
-  Measured measured;
+  const auto first = std::chrono::steady_clock::now();
+  executor.run();
+  executor.wait();
+  measured.cold.first_step_seconds += seconds_since(first);
   static_cast<void>(executor.time_steps(kWarmUp));
   measured.steps = executor.time_steps(kSteps);
-  if (!flags.per_kernel) return measured;
+  measured.kernels = executor.profile();
+  measured.timed = flags.per_kernel;
+  if (!flags.per_kernel) return;
   if (backend.target.is_cuda()) {
     measured.roofline =
         runtime::measure_roofline(backend.target.cuda, *backend.target.cache, context.options, backend.precision);
@@ -75,7 +95,6 @@ Measured measure(const BenchFlags& flags, const Problem& problem, const Backend&
   for (int i = 0; i < kSteps; ++i) executor.run();
   executor.enable_profile(false);
   measured.kernels = executor.profile();
-  return measured;
 }
 
 /// The share of what the card could do in this time; empty without a roofline.
@@ -107,12 +126,15 @@ void print_kernels(const Measured& measured) {
 void print_text(const Measured& measured, const Problem& problem, const runtime::Executor& executor) {
   const double step = runtime::median(measured.steps);
   const auto [fastest, slowest] = std::ranges::minmax(measured.steps);
-  say("arena: {}\n", format_bytes(static_cast<uint64_t>(executor.arena_bytes())));
+  say("arena: {}; kernel launches: {}\n", format_bytes(static_cast<uint64_t>(executor.arena_bytes())),
+      measured.kernels.size());
+  say("compiling took {:.2f} s; {:.2f} s from the start to the end of the first step\n", measured.cold.compile_seconds,
+      measured.cold.first_step_seconds);
   if (measured.roofline) {
     say("roofline, measured: {:.0f} GB/s copied, {:.1f} TFLOP/s of {}\n", measured.roofline->bandwidth * 1e-9,
         measured.roofline->flops * 1e-12, measured.roofline->products);
   }
-  if (!measured.kernels.empty()) print_kernels(measured);
+  if (measured.timed) print_kernels(measured);
   say("step: {:.3f} ms, median of {} ({:.3f} to {:.3f})", step * 1e3, measured.steps.size(), fastest * 1e3,
       slowest * 1e3);
   if (problem.batch > 0) say("; {:.1f} images/s", static_cast<double>(problem.batch) / step);
@@ -126,6 +148,13 @@ void print_json(const Measured& measured, const Problem& problem, const Backend&
   out["backend"] = backend_line(backend);
   out["precision"] = std::string(passes::to_string(backend.precision));
   out["arena_bytes"] = executor.arena_bytes();
+  out["state_bytes"] = executor.memory().state_bytes;
+  out["held_bytes"] = executor.held_bytes();
+  out["launches"] = measured.kernels.size();
+  out["compile_seconds"] = measured.cold.compile_seconds;
+  out["first_step_seconds"] = measured.cold.first_step_seconds;
+  out["kernels_compiled"] = measured.cold.kernels.compiled;
+  out["kernels_cached"] = measured.cold.kernels.cached;
   out["step_seconds"] = runtime::median(measured.steps);
   out["steps"] = measured.steps;
   if (problem.batch > 0) {
@@ -137,6 +166,7 @@ void print_json(const Measured& measured, const Problem& problem, const Backend&
                        {"products", measured.roofline->products}};
   }
   for (const runtime::KernelProfile& k : measured.kernels) {
+    if (!measured.timed) break;
     nlohmann::ordered_json row;
     row["name"] = k.name;
     row["node"] = k.node;
@@ -180,8 +210,11 @@ int run_bench(const BenchFlags& flags, const CommandContext& context) {
     say("measuring {}\n", problem.title);
     std::fflush(stdout);
   }
-  const auto executor = compile(problem.graph, context.options, backend, /*quiet=*/flags.json);
-  const Measured measured = measure(flags, problem, backend, context, *executor);
+  Measured measured;
+  const auto begin = std::chrono::steady_clock::now();
+  const auto executor = compile(problem.graph, context.options, backend, /*quiet=*/flags.json, &measured.cold.kernels);
+  measured.cold.compile_seconds = seconds_since(begin);
+  measure(flags, problem, backend, context, *executor, measured);
   if (flags.json) {
     print_json(measured, problem, backend, *executor);
   } else {

@@ -31,6 +31,7 @@ constexpr std::array kCommands = {
     Command{"visualize", "Show a model at work: noise going in, noise going out, samplers side by side",
             &add_visualize},
     Command{"compile", "Compile a step for a GPU that need not be there, and print its kernels", &add_compile, true},
+    Command{"run", "Run one step on given numbers", &add_run},
     Command{"bench", "Measure a step, and each of its kernels", &add_bench, true},
     Command{"check", "Compare each kernel of a step with the fp64 reference", &add_check, true},
     Command{"inspect", "Describe a model preset, a checkpoint or a data set", &add_inspect, true},

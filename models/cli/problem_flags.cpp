@@ -7,8 +7,9 @@ namespace difuse::models {
 
 void add_problem(CLI::App& app, ProblemChoice& to) {
   add_choice(app, "--model", to.model, preset_names(), "Preset; difuse inspect NAME describes it");
-  add_choice(app, "--mode", to.mode, {"train", "sample"}, "A training step or a sampling step", "train");
-  add_whole(app, "--batch", to.batch, {1, 1 << 20}, "Images a step", "the preset's; 16 for sampling");
+  add_choice(app, "--mode", to.mode, {"train", "sample", "forward"},
+             "A training step, a sampling step, or the UNet alone", "train");
+  add_whole(app, "--batch", to.batch, {1, 1 << 20}, "Images a step", "the preset's; 16 unless training");
   add_path(app, "--graph", to.graph, "A graph in text form instead of a model; DIFUSE_DUMP writes such files");
 }
 

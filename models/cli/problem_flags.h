@@ -1,4 +1,4 @@
-// The flags by which compile, bench and check are told what to compile.
+// The flags by which compile, run, bench and check are told what to compile.
 #pragma once
 
 #include <CLI/CLI.hpp>

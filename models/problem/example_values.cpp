@@ -45,6 +45,7 @@ class Example {
     if (problem.preset.empty()) return;
     const Preset preset = find_preset(problem.preset);
     classes_ = preset.unet.num_classes;
+    timesteps_ = preset.diffusion.timesteps;
     layout_.emplace(parameter_layout(preset.unet));
   }
 
@@ -70,6 +71,8 @@ class Example {
       for (size_t i = 0; i < count; ++i) {
         if (name == "pixels") values[i] = static_cast<double>(draws_.below(256));
         if (name == "index") values[i] = static_cast<double>(i);
+        if (name == "x") values[i] = draws_.normal();
+        if (name == "timesteps") values[i] = static_cast<double>(draws_.below(timesteps_));
         if (name == "label") values[i] = static_cast<double>(draws_.below(std::max<int64_t>(classes_, 1)));
       }
       return values;
@@ -101,7 +104,7 @@ class Example {
 
   Draws draws_;
   uint64_t seed_;
-  int64_t classes_ = 0;
+  int64_t classes_ = 0, timesteps_ = 1;
   std::optional<ParameterLayout> layout_;
 };
 

@@ -13,6 +13,7 @@
 #include "models/diffusion/samplers.h"
 #include "models/presets.h"
 #include "models/training_step.h"
+#include "models/unet.h"
 
 namespace difuse::models {
 namespace {
@@ -50,6 +51,9 @@ Problem build_model(const ProblemChoice& choice) {
     training.batch = choice.batch.value_or(training.batch);
     problem.batch = training.batch;
     problem.graph = build_training_step(preset.unet, preset.diffusion, training);
+  } else if (mode == "forward") {
+    problem.batch = choice.batch.value_or(SamplerConfig{}.batch);
+    problem.graph = build_forward(preset.unet, problem.batch);
   } else {
     SamplerConfig sampler = default_sampler(preset.diffusion);
     sampler.batch = choice.batch.value_or(sampler.batch);

@@ -57,13 +57,16 @@ std::string backend_line(const Backend& backend) {
 }
 
 std::unique_ptr<runtime::Executor> compile(ir::Graph graph, const ir::Options& environment, const Backend& backend,
-                                           bool quiet) {
+                                           bool quiet, KernelCount* kernels) {
   CompileProgress progress;
   runtime::CompileSettings settings;
   settings.precision = backend.precision;
   settings.fuse = backend.fuse;
   settings.log = &std::cerr;
-  if (!quiet) settings.progress = [&progress](const codegen::CompileProgress& now) { progress.show(now); };
+  settings.progress = [&](const codegen::CompileProgress& now) {
+    if (kernels != nullptr) *kernels = {now.total - now.cached, now.cached};
+    if (!quiet) progress.show(now);
+  };
   return runtime::compile(std::move(graph), environment, backend.target, settings);
 }
 

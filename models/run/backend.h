@@ -47,9 +47,14 @@ Backend open_backend(const DeviceChoice& device, std::optional<passes::Precision
 /// "CUDA backend: NVIDIA H100 80GB HBM3 (sm_90a, driver 13.0), bf16".
 std::string backend_line(const Backend& backend);
 
+/// Distinct kernels of a plan; none on the CPU.
+struct KernelCount {
+  int compiled = 0, cached = 0;
+};
+
 /// runtime::compile with what a person sees of it: warnings and, unless `quiet`, progress where kernels have to be
 /// compiled.
 std::unique_ptr<runtime::Executor> compile(ir::Graph graph, const ir::Options& environment, const Backend& backend,
-                                           bool quiet = false);
+                                           bool quiet = false, KernelCount* kernels = nullptr);
 
 }  // namespace difuse::models

@@ -36,6 +36,7 @@ class CudaExecutor final : public Executor {
 
   const codegen::cuda::CudaPlan& plan() const { return *plan_; }
   const CudaDevice& device() const { return *device_; }
+  int64_t held_bytes() const override { return arena_bytes() + plan_->workspace_bytes; }
 
   void run() override;
   void wait() const override;

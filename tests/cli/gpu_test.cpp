@@ -126,9 +126,26 @@ TEST(Bench, MeasuresTheCpu) {
   EXPECT_GT(out.at("step_seconds").get<double>(), 0);
   EXPECT_GT(out.at("images_per_second").get<double>(), 0);
   EXPECT_GT(out.at("kernels").size(), 100u);
+  EXPECT_EQ(out.at("launches"), out.at("kernels").size());
+  EXPECT_GT(out.at("state_bytes").get<int64_t>(), 4 * 4 * 284513);  // Parameters, two moments, an average.
+  EXPECT_GT(out.at("arena_bytes"), out.at("state_bytes"));
+  EXPECT_GE(out.at("held_bytes"), out.at("arena_bytes"));
+  EXPECT_GT(out.at("compile_seconds").get<double>(), 0);
+  EXPECT_GT(out.at("first_step_seconds"), out.at("compile_seconds"));
   for (const auto& kernel : out.at("kernels")) {
     for (const char* field : {"seconds", "bytes", "flops", "node"}) EXPECT_TRUE(kernel.at(field).is_number()) << field;
   }
+}
+
+TEST(Bench, AForwardHasNoBackward) {
+  const Outcome json =
+      difuse({"bench", "--model", "tiny", "--mode", "forward", "--batch", "2", "--json", "--device", "cpu"});
+  ASSERT_EQ(json.exit_code, 0) << json.err;
+  const auto out = nlohmann::json::parse(json.out);
+  EXPECT_EQ(out.at("problem"), "tiny, forward, batch 2");
+  EXPECT_FALSE(out.contains("kernels"));
+  EXPECT_GT(out.at("launches"), 50);
+  EXPECT_LT(out.at("launches"), 250);
 }
 
 TEST(NoGpu, IsOneMessageThatSaysWhatStillWorks) {

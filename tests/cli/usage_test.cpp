@@ -25,7 +25,7 @@ TEST_P(WrongUsage, IsNamedWithTheRemedy) {
 INSTANTIATE_TEST_SUITE_P(
     Calls, WrongUsage,
     testing::Values(
-        Usage{"NoCommand", {}, {"no command", "train, sample, visualize, compile, bench, check, inspect, doctor"}},
+        Usage{"NoCommand", {}, {"no command", "train, sample, visualize, compile, run, bench, check, inspect, doctor"}},
         Usage{"UnknownCommand", {"trian"}, {"'trian'", "did you mean 'train'?"}},
         Usage{"UnknownFlag", {"train", "--bacth", "8"}, {"'--bacth'", "did you mean '--batch'?", "--steps"}},
         Usage{"UnknownFlagWithValue", {"sample", "--chekpoint=a"}, {"'--chekpoint'", "did you mean '--checkpoint'?"}},
@@ -50,12 +50,15 @@ INSTANTIATE_TEST_SUITE_P(
         Usage{"UnknownDevice", {"train", "--device", "tpu"}, {"--device 'tpu'", "auto, cpu, cuda, or cuda:N"}},
         Usage{"UnknownCard", {"sample", "--device", "cuda:x"}, {"--device 'cuda:x'", "auto, cpu, cuda, or cuda:N"}},
         Usage{"UnknownDtype", {"train", "--dtype", "f8"}, {"--dtype 'f8'", "bf16, tf32, f32"}},
-        Usage{"UnknownMode", {"bench", "--mode", "run"}, {"--mode 'run'", "train, sample"}},
+        Usage{"UnknownMode", {"bench", "--mode", "run"}, {"--mode 'run'", "train, sample, forward"}},
         Usage{"UnknownArchitecture",
               {"compile", "--model", "tiny", "--arch", "sm_75"},
               {"--arch 'sm_75'", "sm_80", "sm_90a"}},
         Usage{"CompileNothing", {"compile"}, {"--model or --graph", "for example"}},
         Usage{"CheckNothing", {"check"}, {"--model or --graph", "for example"}},
+        Usage{"RunWithoutNumbers", {"run", "--model", "tiny"}, {"--in", "for example"}},
+        Usage{"RunToNowhere", {"run", "--model", "tiny", "--in", "a"}, {"--out", "for example"}},
+        Usage{"RunNothing", {"run", "--in", "a", "--out", "b"}, {"--model or --graph", "for example"}},
         Usage{"BenchNothing", {"bench"}, {"--model or --graph", "for example"}},
         Usage{"GraphAndModel", {"check", "--graph", "a.ir", "--model", "tiny"}, {"--graph", "--model", "leave"}},
         Usage{"NoGraph", {"bench", "--graph", "a.ir"}, {"--graph 'a.ir' cannot be read"}},
@@ -70,7 +73,8 @@ TEST(Usage, AMalformedVariablePrintsItsGrammar) {
 TEST(Usage, HelpOfEveryCommand) {
   const Outcome all = difuse({"--help"});
   EXPECT_EQ(all.exit_code, 0);
-  for (const char* command : {"train", "sample", "visualize", "compile", "bench", "check", "inspect", "doctor"}) {
+  for (const char* command :
+       {"train", "sample", "visualize", "compile", "run", "bench", "check", "inspect", "doctor"}) {
     EXPECT_CONTAINS(all.out, command);
     const Outcome help = difuse({command, "--help"});
     EXPECT_EQ(help.exit_code, 0);
