@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <charconv>
+#include <cmath>
 #include <cstdlib>
 
 #include "ir/error.h"
@@ -43,7 +44,10 @@ const std::vector<OptionRow>& option_table() {
        "write the IR before and after every pass there, and the source of each CUDA kernel, a folder per graph"},
       {"DIFUSE_DISABLE", "pass[,pass...]", "skip these passes"},
       {"DIFUSE_FUEL", "N", "stop rewriting after N rewrites, to bisect a wrong one"},
-      {"DIFUSE_TUNE", "0|1", "whether kernels may be tuned"},
+      {"DIFUSE_TUNE", "off|cached|on|SECONDS",
+       "tiles of CUDA kernels by estimate, from the tables of tuned ones (the default), or tuned first where the "
+       "tables "
+       "know none, for at most so many seconds"},
       {"DIFUSE_CACHE", "DIR",
        "where compiled kernels and decoded images are kept; else XDG_CACHE_HOME/difuse or HOME/.cache/difuse"},
       {"DIFUSE_CUDA_GRAPHS", "0|1", "capture a step as one CUDA graph, or launch kernel by kernel"},
@@ -86,7 +90,16 @@ Options Options::parse(const std::function<const char*(const char*)>& lookup) {
     options.fuel = fuel;
     return error == std::errc() && end == v.data() + v.size() && fuel >= 0;
   });
-  read("DIFUSE_TUNE", flag(options.tune));
+  read("DIFUSE_TUNE", [&](const std::string& v) {
+    if (v == "off") options.tune = Tuning::off;
+    if (v == "cached") options.tune = Tuning::cached;
+    if (v == "off" || v == "cached") return true;
+    options.tune = Tuning::on;
+    if (v == "on") return true;
+    const auto [end, error] = std::from_chars(v.data(), v.data() + v.size(), options.tune_budget);
+    return error == std::errc() && end == v.data() + v.size() && std::isfinite(options.tune_budget) &&
+           options.tune_budget > 0;
+  });
   read("DIFUSE_CACHE", folder(options.cache));
   read("DIFUSE_CUDA_GRAPHS", flag(options.cuda_graphs));
 

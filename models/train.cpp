@@ -167,7 +167,8 @@ int train_until_stopped(const TrainOptions& options, const ir::Options& environm
   std::fflush(stdout);
 
   interrupt.check();
-  auto executor = compile(std::move(graph), environment, backend);
+  const auto stop = [&interrupt] { return interrupt.signal() != 0; };
+  auto executor = compile(std::move(graph), environment, backend, {.stop = stop});
   say("memory: {} arena\n", format_bytes(static_cast<uint64_t>(executor->arena_bytes())));
   interrupt.check();
   if (resumed) {

@@ -4,6 +4,7 @@
 
 #include "codegen/cpu/contractions.h"
 #include "codegen/cpu/lower_cpu.h"
+#include "codegen/cuda/compile_decided.h"
 #include "codegen/cuda/lower_cuda.h"
 #include "passes/memory_plan.h"
 #include "passes/pipeline.h"
@@ -45,12 +46,18 @@ codegen::cuda::CudaPlan plan_cuda(ir::Graph graph, const ir::Options& options, c
                                   const CompileSettings& settings) {
   graph = optimize(std::move(graph), options, device, settings);
   passes::MemoryPlan memory = passes::plan_memory(graph, {.reuse = settings.reuse_memory});
-  codegen::cuda::CudaPlan plan = codegen::cuda::lower_cuda(std::move(graph), std::move(memory), device);
+  codegen::cuda::CudaPlan plan = codegen::cuda::lower_cuda(std::move(graph), std::move(memory), device, settings.tiles);
   // Beside the graph's IR, which the pipeline has written.
   if (!options.dump.empty()) {
     dump_sources(std::filesystem::path(options.dump) / plan.graph.name() / "kernels", plan);
   }
   return plan;
+}
+
+codegen::TuningStore tuning_store(const ir::Options& options, const CudaDevice& device, std::ostream* log) {
+  return {codegen::tuning_folder(options), device.tuned_device(), [log](const std::string& line) {
+            if (log != nullptr) *log << line << "\n";
+          }};
 }
 
 std::shared_ptr<codegen::KernelCache> open_kernel_cache(const ir::Options& options, std::ostream* log) {
@@ -68,14 +75,37 @@ std::vector<std::shared_ptr<const codegen::CompiledKernel>> compile_kernels(cons
   return codegen::require_all(compiler.compile(plan.sources, settings.progress));
 }
 
+std::vector<std::shared_ptr<const codegen::CompiledKernel>> compile_kernels(
+    codegen::cuda::CudaPlan& plan, const ir::DeviceSpec& device, codegen::TuningTable tiles, const ir::Options& options,
+    codegen::KernelCache& cache, int newest_major, const CompileSettings& settings) {
+  codegen::KernelCompiler compiler(cache, {.toolkit = options.cuda_toolkit, .newest_major = newest_major});
+  const auto compile = [&](std::span<const codegen::CudaSource> sources) {
+    return compiler.compile(sources, settings.progress);
+  };
+  const auto warn = [&](const std::string& line) {
+    if (settings.log != nullptr) *settings.log << line << "\n";
+  };
+  return codegen::require_all(codegen::cuda::compile_decided(plan, device, tiles, compile, warn));
+}
+
 std::unique_ptr<Executor> compile(ir::Graph graph, const ir::Options& options, const Target& target,
                                   const CompileSettings& settings) {
   if (!target.is_cuda()) {
     return std::make_unique<CpuExecutor>(plan_cpu(std::move(graph), options, target.threads, settings), target.threads);
   }
-  codegen::cuda::CudaPlan plan = plan_cuda(std::move(graph), options, target.cuda->spec(), settings);
+  codegen::TuningTable tiles;
+  if (settings.tiles != nullptr) {
+    tiles = *settings.tiles;
+  } else if (options.tune != ir::Tuning::off) {
+    tiles = tuning_store(options, *target.cuda, settings.log).all();
+  }
+  CompileSettings with_tiles = settings;
+  with_tiles.tiles = &tiles;
+  const ir::DeviceSpec& device = target.cuda->spec();
+  codegen::cuda::CudaPlan plan = plan_cuda(std::move(graph), options, device, with_tiles);
   const auto cache = target.cache ? target.cache : open_kernel_cache(options, settings.log);
-  const auto kernels = compile_kernels(plan, options, *cache, target.cuda->driver().newest_toolkit(), settings);
+  const auto kernels =
+      compile_kernels(plan, device, tiles, options, *cache, target.cuda->driver().newest_toolkit(), settings);
   return std::make_unique<CudaExecutor>(target.cuda, std::move(plan), kernels,
                                         CudaExecutorOptions{.graphs = options.cuda_graphs, .check = options.debug});
 }

@@ -9,6 +9,7 @@
 #include "codegen/cpu/cpu_plan.h"
 #include "codegen/cuda/cuda_plan.h"
 #include "codegen/jit/compiler.h"
+#include "codegen/tune/store.h"
 #include "ir/options.h"
 #include "passes/precision.h"
 #include "runtime/executor.h"
@@ -22,6 +23,9 @@ struct CompileSettings {
   std::ostream* log = nullptr;  ///< Where options.debug prints, and warnings go, a line each.
   passes::Precision precision = passes::Precision::f32;
   codegen::KernelCompiler::Progress progress{};  ///< Of compiling CUDA kernels.
+  /// Decisions about CUDA kernels' tiles. Null: estimates; `compile` then takes those of tuning_store, where the
+  /// options let it.
+  const codegen::TuningTable* tiles = nullptr;
 };
 
 /// All but the executor: says what a graph will take without allocating it. With options.dump the IR around every pass
@@ -36,6 +40,9 @@ codegen::cuda::CudaPlan plan_cuda(ir::Graph graph, const ir::Options& options, c
 /// A cache of compiled kernels where the options say; its warnings go to `log`, where given, a line each.
 std::shared_ptr<codegen::KernelCache> open_kernel_cache(const ir::Options& options, std::ostream* log);
 
+/// The decisions about kernels' tiles for a GPU, where the options say; its warnings go to `log`, where given.
+codegen::TuningStore tuning_store(const ir::Options& options, const CudaDevice& device, std::ostream* log);
+
 /// The plan's kernels, in the order of its sources, from `cache` or compiled with an NVRTC that is no newer than
 /// `newest_major`, where that is not 0. Throws Error when a kernel does not compile, or there is no NVRTC (wrong
 /// usage).
@@ -44,6 +51,11 @@ std::vector<std::shared_ptr<const codegen::CompiledKernel>> compile_kernels(cons
                                                                             codegen::KernelCache& cache,
                                                                             int newest_major,
                                                                             const CompileSettings& settings = {});
+/// The same where `tiles` decided about the plan's tiles: a tile that this NVRTC refuses is left out, with a line to
+/// the log, and the plan changed.
+std::vector<std::shared_ptr<const codegen::CompiledKernel>> compile_kernels(
+    codegen::cuda::CudaPlan& plan, const ir::DeviceSpec& device, codegen::TuningTable tiles, const ir::Options& options,
+    codegen::KernelCache& cache, int newest_major, const CompileSettings& settings = {});
 
 /// Ready to run. A target may be written as a number of threads.
 std::unique_ptr<Executor> compile(ir::Graph graph, const ir::Options& options, const Target& target,

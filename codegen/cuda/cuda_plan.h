@@ -45,6 +45,15 @@ struct KernelCall {
   std::vector<Argument> arguments;
   int64_t bytes = 0;  ///< Operands read once and results written once.
   int64_t flops = 0;  ///< Multiply and add of its contraction; 0 for other kernels.
+  int choice = -1;    ///< Which choice of the node's emitter its tile is; -1: it has no other.
+};
+
+/// A tile that the plan has from a table of decisions.
+struct DecidedTile {
+  int node = -1, choice = -1;  ///< Of the calls that have it.
+  std::string problem;
+  int64_t batch = 1;
+  std::string tile;
 };
 
 struct CudaPlan {
@@ -53,6 +62,7 @@ struct CudaPlan {
   std::vector<CudaSource> sources;  ///< Each distinct kernel once.
   std::vector<KernelCall> calls;    ///< In stream order.
   int64_t workspace_bytes = 0;      ///< For whichever node runs; nothing lasts in it from one node to the next.
+  std::vector<DecidedTile> decided = {};
 };
 
 }  // namespace difuse::codegen::cuda

@@ -23,8 +23,19 @@ struct KernelSpec {
   int64_t flops = 0;
   const ir::DeviceSpec& device;
   std::vector<bool> is_tf32 = {};  ///< By input, empty for none: every element is a float rounded to tf32.
+  std::vector<size_t> tiles = {};  ///< By choice of its emitter: the candidate to take; the first where it is missing.
 
   bool wanted(size_t result) const { return results[result].kind != Argument::Kind::number; }
+  size_t tile(size_t choice) const { return choice < tiles.size() ? tiles[choice] : 0; }
+};
+
+/// What an emitter leaves open: the tile of one of its kernels. No bit of a result depends on it.
+struct TileChoice {
+  std::string problem;  ///< All that the times depend on but the batch and the card (problem_text).
+  int64_t batch = 1;    ///< Images, or rows of a matrix.
+  std::vector<std::string>
+      tiles;                     ///< The candidates' names, each once, the best estimate first; the same at any batch.
+  std::vector<size_t> at_batch;  ///< The candidates by estimate for this very batch; empty where that is their order.
 };
 
 /// A kernel's source before it has a name: `$kernel` stands for the name in `source`, which defines
@@ -40,6 +51,7 @@ struct KernelDraft {
   int64_t shared_bytes = 0;
   std::vector<Argument> arguments;
   int64_t bytes = 0, flops = 0;
+  int choice = -1;  ///< Which choice of its emitter is the kernel's tile; -1: none.
 };
 
 /// Collects what an emitter makes of one spec.
@@ -57,16 +69,21 @@ struct Emitter {
   std::string_view name;
   bool (*accepts)(const ir::Graph& body);
   void (*emit)(const KernelSpec& spec, Emission& emission);
+  std::vector<TileChoice> (*choices)(const KernelSpec& spec) = nullptr;  ///< Null: it leaves nothing open.
 };
 
 /// In the order in which they are asked; the first that accepts a body emits it.
 std::span<const Emitter> emitters();
+/// Throws Error where there is none.
+const Emitter& find_emitter(const ir::Graph& body);
 
 // By hero; each in emit/<name>.cpp.
 bool accepts_contraction(const ir::Graph& body);  ///< conv_fprop, conv_dgrad, conv_wgrad, matmul and what is around it.
 void emit_contraction(const KernelSpec& spec, Emission& emission);
+std::vector<TileChoice> contraction_choices(const KernelSpec& spec);
 bool accepts_attention(const ir::Graph& body);  ///< attention or attention_grad.
 void emit_attention(const KernelSpec& spec, Emission& emission);
+std::vector<TileChoice> attention_choices(const KernelSpec& spec);
 bool accepts_pack(const ir::Graph& body);
 void emit_pack(const KernelSpec& spec, Emission& emission);
 bool accepts_group_finish(const ir::Graph& body);

@@ -212,7 +212,8 @@ int run_bench(const BenchFlags& flags, const CommandContext& context) {
   }
   Measured measured;
   const auto begin = std::chrono::steady_clock::now();
-  const auto executor = compile(problem.graph, context.options, backend, /*quiet=*/flags.json, &measured.cold.kernels);
+  const auto executor =
+      compile(problem.graph, context.options, backend, {.quiet = flags.json, .kernels = &measured.cold.kernels});
   measured.cold.compile_seconds = seconds_since(begin);
   measure(flags, problem, backend, context, *executor, measured);
   if (flags.json) {

@@ -32,6 +32,7 @@ constexpr std::array kCommands = {
             &add_visualize},
     Command{"compile", "Compile a step for a GPU that need not be there, and print its kernels", &add_compile, true},
     Command{"run", "Run one step on given numbers", &add_run},
+    Command{"tune", "Find out the fastest tiles for a step's kernels on this GPU, and keep them", &add_tune},
     Command{"bench", "Measure a step, and each of its kernels", &add_bench, true},
     Command{"check", "Compare each kernel of a step with the fp64 reference", &add_check, true},
     Command{"inspect", "Describe a model preset, a checkpoint or a data set", &add_inspect, true},

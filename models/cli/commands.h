@@ -23,6 +23,7 @@ Action add_sample(CLI::App& app);
 Action add_visualize(CLI::App& app);
 Action add_compile(CLI::App& app);
 Action add_run(CLI::App& app);
+Action add_tune(CLI::App& app);
 Action add_bench(CLI::App& app);
 Action add_check(CLI::App& app);
 Action add_inspect(CLI::App& app);

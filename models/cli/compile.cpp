@@ -31,11 +31,8 @@ struct CompileFlags {
   std::string dump;
 };
 
-/// What --arch names; the machine's own GPU, or else an H100, where it is not given.
+/// What --arch names; an H100 where it is not given.
 ir::DeviceSpec device_of(const std::optional<std::string>& arch) {
-  if (!arch) {
-    if (const auto gpu = runtime::CudaDevice::find()) return gpu->spec();
-  }
   const std::string name = arch.value_or("sm_90a");
   if (const ir::DeviceSpec* known = ir::find_device_spec(name)) return *known;
   std::set<std::string> names;
@@ -91,11 +88,18 @@ int run_compile(const CompileFlags& flags, const CommandContext& context) {
     return std::chrono::duration<double>(Clock::now() - since).count();
   };
   const Problem problem = load_problem(flags.problem, "compile");
-  const ir::DeviceSpec device = device_of(flags.arch);
+  // The machine's own GPU, with what is known of its tiles, where none is named.
+  const auto gpu = flags.arch ? nullptr : runtime::CudaDevice::find();
+  const ir::DeviceSpec device = gpu ? gpu->spec() : device_of(flags.arch);
+  codegen::TuningTable tiles;
+  if (gpu && context.options.tune != ir::Tuning::off) {
+    tiles = runtime::tuning_store(context.options, *gpu, &std::cerr).all();
+  }
   CompileProgress progress;
   runtime::CompileSettings settings;
   settings.precision = flags.precision.value_or(passes::Precision::bf16);
   settings.log = &std::cerr;
+  settings.tiles = &tiles;
   int cached = 0, total = 0;
   settings.progress = [&](const codegen::CompileProgress& now) {
     cached = now.cached, total = now.total;
@@ -105,7 +109,7 @@ int run_compile(const CompileFlags& flags, const CommandContext& context) {
       passes::to_string(settings.precision));
   std::fflush(stdout);
   const auto begin = Clock::now();
-  const codegen::cuda::CudaPlan plan = runtime::plan_cuda(problem.graph, context.options, device, settings);
+  codegen::cuda::CudaPlan plan = runtime::plan_cuda(problem.graph, context.options, device, settings);
   const double plan_seconds = seconds(begin);
   // Before anything is compiled: a folder that cannot be written is found at once, and what does not compile can be
   // read.
@@ -114,7 +118,7 @@ int run_compile(const CompileFlags& flags, const CommandContext& context) {
   Kernels kernels;
   try {
     const auto cache = runtime::open_kernel_cache(context.options, &std::cerr);
-    kernels = runtime::compile_kernels(plan, context.options, *cache, 0, settings);
+    kernels = runtime::compile_kernels(plan, device, tiles, context.options, *cache, 0, settings);
   } catch (const Error&) {
     print_kernels(plan, {});
     print_sums(plan);

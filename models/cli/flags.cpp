@@ -152,6 +152,18 @@ int resolve_threads(std::optional<int64_t> threads) {
   return static_cast<int>(threads.value_or(cores));
 }
 
+CLI::Option* add_tune_budget(CLI::App& app, std::optional<double>& to) {
+  return add_real(app, "--tune-budget", to, {.least = 0, .most = 1e7, .open = true},
+                  "Seconds for tuning CUDA kernels that no table knows");
+}
+
+ir::Options with_tuning(ir::Options options, std::optional<double> budget) {
+  if (!budget) return options;
+  options.tune = ir::Tuning::on;
+  options.tune_budget = *budget;
+  return options;
+}
+
 CLI::Option* add_device(CLI::App& app, DeviceChoice& to) {
   const auto parse = [&to](const std::string& text) {
     const std::optional<DeviceChoice> choice = parse_device(text);

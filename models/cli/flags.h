@@ -60,6 +60,10 @@ CLI::Option* add_path(CLI::App& app, const std::string& flag, std::string& to, c
 CLI::Option* add_threads(CLI::App& app, std::optional<int64_t>& to);
 int resolve_threads(std::optional<int64_t> threads);
 
+/// --tune-budget, and what it says to commands that tune only when asked.
+CLI::Option* add_tune_budget(CLI::App& app, std::optional<double>& to);
+ir::Options with_tuning(ir::Options options, std::optional<double> budget);
+
 /// --device and --dtype.
 CLI::Option* add_device(CLI::App& app, DeviceChoice& to);
 CLI::Option* add_dtype(CLI::App& app, std::optional<passes::Precision>& to,

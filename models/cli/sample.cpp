@@ -20,6 +20,7 @@ struct SampleFlags {
   std::optional<std::string> weights, seeds;
   std::optional<int64_t> count, first_index, threads;
   std::optional<uint64_t> seed;
+  std::optional<double> tune_budget;
 };
 
 constexpr int64_t kMostImages = 1 << 20;
@@ -44,7 +45,7 @@ int run_sample(SampleFlags& flags, const CommandContext& context) {
   }
   options.weights = flags.weights.value_or(options.weights);
   options.threads = resolve_threads(flags.threads);
-  sample(options, context.options);
+  sample(options, with_tuning(context.options, flags.tune_budget));
   return 0;
 }
 
@@ -66,6 +67,7 @@ Action add_sample(CLI::App& app) {
   app.add_flag("--print-schedule", o.print_schedule, "Print the noise levels and coefficients; draw nothing");
   add_text(app, "--weights", flags->weights, "ema|raw|ema_1...", "Averaged weights, or those of the last step", "ema");
   add_whole(app, "--columns", o.columns, {1, kMostImages}, "Columns of the grid", "nearly square");
+  add_tune_budget(app, flags->tune_budget);
   add_device(app, o.device);
   add_dtype(app, o.precision);
   add_threads(app, flags->threads);

@@ -21,6 +21,7 @@ struct TrainFlags {
   TrainOptions options;
   std::string data, out, resume, config, data_cache;
   std::optional<std::string> schedule, process, prediction, lr_schedule, crop, on_bad_image, image_size, channels;
+  std::optional<double> tune_budget;
   std::optional<int64_t> save_every, keep_last, sample_every, log_every, threads;
   CLI::Option* resume_flag = nullptr;
   bool flip = false, class_from_folder = false, rescale_timesteps = false, rescale_learned_sigmas = false;
@@ -64,7 +65,7 @@ int run_train(TrainFlags& flags, const CommandContext& context) {
   if (flags.rescale_sigmas_flag->count() > 0) options.rescale_learned_sigmas = flags.rescale_learned_sigmas;
   options.threads = resolve_threads(flags.threads);
   options.started = context.started;
-  return train(options, context.options);
+  return train(options, with_tuning(context.options, flags.tune_budget));
 }
 
 }  // namespace
@@ -138,6 +139,7 @@ Action add_train(CLI::App& app) {
   add_whole(app, "--keep-last", flags->keep_last, {0, 1 << 20}, "Numbered checkpoints to keep beside the latest", "0");
   add_whole(app, "--sample-every", flags->sample_every, kMaybe, "Steps between sample grids; 0: never", "500");
   add_whole(app, "--log-every", flags->log_every, kCount, "Steps between lines of the metrics", "50");
+  add_tune_budget(app, flags->tune_budget);
   add_device(app, o.device);
   add_dtype(app, o.precision);
   add_threads(app, flags->threads);

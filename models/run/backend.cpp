@@ -7,6 +7,7 @@
 
 #include "codegen/cpu/contractions.h"
 #include "models/run/compile_progress.h"
+#include "models/run/tuning.h"
 
 namespace difuse::models {
 
@@ -57,15 +58,21 @@ std::string backend_line(const Backend& backend) {
 }
 
 std::unique_ptr<runtime::Executor> compile(ir::Graph graph, const ir::Options& environment, const Backend& backend,
-                                           bool quiet, KernelCount* kernels) {
+                                           const CompileWatch& watch) {
+  if (backend.target.is_cuda() && environment.tune == ir::Tuning::on) {
+    runtime::TuneSettings tuning;
+    tuning.budget = environment.tune_budget;
+    tuning.stop = watch.stop;
+    tune(graph, environment, backend, tuning, /*again=*/false, watch.quiet);
+  }
   CompileProgress progress;
   runtime::CompileSettings settings;
   settings.precision = backend.precision;
   settings.fuse = backend.fuse;
   settings.log = &std::cerr;
   settings.progress = [&](const codegen::CompileProgress& now) {
-    if (kernels != nullptr) *kernels = {now.total - now.cached, now.cached};
-    if (!quiet) progress.show(now);
+    if (watch.kernels != nullptr) *watch.kernels = {now.total - now.cached, now.cached};
+    if (!watch.quiet) progress.show(now);
   };
   return runtime::compile(std::move(graph), environment, backend.target, settings);
 }

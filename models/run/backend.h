@@ -1,6 +1,7 @@
 // What computes and how exactly: --device, --dtype, and the line about them.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -52,9 +53,15 @@ struct KernelCount {
   int compiled = 0, cached = 0;
 };
 
-/// runtime::compile with what a person sees of it: warnings and, unless `quiet`, progress where kernels have to be
-/// compiled.
+struct CompileWatch {
+  bool quiet = false;              ///< No progress where kernels have to be compiled.
+  KernelCount* kernels = nullptr;  ///< Counted there.
+  std::function<bool()> stop{};    ///< True ends the tuning.
+};
+
+/// runtime::compile with what a person sees of it: warnings and progress. Where the environment says so, kernels are
+/// tuned before.
 std::unique_ptr<runtime::Executor> compile(ir::Graph graph, const ir::Options& environment, const Backend& backend,
-                                           bool quiet = false, KernelCount* kernels = nullptr);
+                                           const CompileWatch& watch = {});
 
 }  // namespace difuse::models

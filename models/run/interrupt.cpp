@@ -17,7 +17,7 @@ void remember(int number) {
   const int old_errno = errno;
   received = number;
   constexpr std::string_view kMessage =
-      "\nstopping in good order, what is trained is saved; the same signal again stops at once\n";
+      "\nstopping in good order, what is done so far is kept; the same signal again stops at once\n";
   static_cast<void>(!::write(STDERR_FILENO, kMessage.data(), kMessage.size()));
   struct sigaction standard {};
   standard.sa_handler = SIG_DFL;

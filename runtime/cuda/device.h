@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "codegen/tune/table.h"
 #include "ir/device_spec.h"
 #include "runtime/cuda/driver.h"
 
@@ -30,6 +31,8 @@ class CudaDevice {
   int ordinal() const { return ordinal_; }
   cuda::Device handle() const { return handle_; }
   cuda::Stream stream() const { return stream_; }
+  /// What measured times hold for.
+  codegen::TunedDevice tuned_device() const { return {spec_.name, spec_.processors, driver_->version_text()}; }
   /// "NVIDIA H100 80GB HBM3 (sm_90a, driver 13.0)"
   std::string description() const;
 

@@ -8,7 +8,6 @@
 
 namespace difuse::runtime {
 
-using codegen::cuda::Argument;
 using codegen::cuda::KernelCall;
 
 CudaExecutor::CudaExecutor(std::shared_ptr<const CudaDevice> device, codegen::cuda::CudaPlan plan,
@@ -30,12 +29,8 @@ CudaExecutor::CudaExecutor(std::shared_ptr<const CudaDevice> device, std::unique
                  fmt::format("the workspace of the graph \"{}\"", plan_->graph.name())),
       uploads_(*device_),
       fetches_(std::make_shared<FetchPool>(device_)),
-      // On older cards the kernels' own waiting is empty.
-      may_depend_(device_->spec().architecture >= 90),
+      launches_(*device_, *plan_, kernels_, arena_.address(), workspace_.address()),
       seconds_(plan_->calls.size()) {
-  dependent_.id = cuda::LaunchAttributeId::programmatic_stream_serialization;
-  dependent_.value.programmatic_stream_serialization = 1;
-  prepare_launches();
   arena_.zero();
   workspace_.zero();
   fill_leaves();
@@ -48,69 +43,21 @@ CudaExecutor::~CudaExecutor() {
   }
 }
 
-void CudaExecutor::prepare_launches() {
-  launches_.resize(plan_->calls.size());
-  for (size_t i = 0; i < launches_.size(); ++i) {
-    const KernelCall& call = plan_->calls[i];
-    Launch& launch = launches_[i];
-    constexpr int64_t kMostX = (int64_t{1} << 31) - 1, kMostYZ = 65535;
-    const auto fits = [](int64_t extent, int64_t most) { return extent >= 1 && extent <= most; };
-    if (!fits(call.grid.x, kMostX) || !fits(call.grid.y, kMostYZ) || !fits(call.grid.z, kMostYZ) ||
-        !fits(call.threads, 1024)) {
-      throw Error(fmt::format("{} cannot be launched: {} x {} x {} blocks of {} threads", name_of(i), call.grid.x,
-                              call.grid.y, call.grid.z, call.threads),
-                  "use a smaller --batch; where the batch is small, this is a fault of difuse");
-    }
-    launch.config = {.grid_x = static_cast<unsigned>(call.grid.x),
-                     .grid_y = static_cast<unsigned>(call.grid.y),
-                     .grid_z = static_cast<unsigned>(call.grid.z),
-                     .block_x = static_cast<unsigned>(call.threads),
-                     .block_y = 1,
-                     .block_z = 1,
-                     .dynamic_shared_bytes = static_cast<unsigned>(call.shared_bytes),
-                     .stream = device_->stream(),
-                     .attributes = &dependent_,
-                     .attribute_count = 0};
-    launch.function = kernels_.function(call.source);
-    for (const Argument& argument : call.arguments) {
-      auto value = static_cast<uint64_t>(argument.value);
-      if (argument.kind == Argument::Kind::arena) value += arena_.address();
-      if (argument.kind == Argument::Kind::workspace) value += workspace_.address();
-      launch.values.push_back(value);
-    }
-    for (uint64_t& value : launch.values) launch.arguments.push_back(&value);
-  }
-}
-
-std::string CudaExecutor::name_of(size_t call) const {
-  const KernelCall& c = plan_->calls[call];
-  return fmt::format("the kernel {} (%{} of the graph \"{}\")", plan_->sources[static_cast<size_t>(c.source)].name,
-                     c.node, graph().name());
-}
-
 std::string CudaExecutor::step_text() const {
   return fmt::format("a step of \"{}\" on the GPU (DIFUSE_DEBUG=1 checks kernel by kernel)", graph().name());
-}
-
-void CudaExecutor::launch(size_t call, bool dependent) {
-  Launch& launch = launches_[call];
-  launch.config.attribute_count = dependent && may_depend_ ? 1 : 0;
-  const CudaDriver& cuda = device_->driver();
-  const cuda::Result result = cuda->cuLaunchKernelEx(&launch.config, launch.function, launch.arguments.data(), nullptr);
-  if (result != cuda::Result::success) cuda.require(result, fmt::format("launching {}", name_of(call)));
 }
 
 /// A kernel may begin while the one before it ends; before the first one comes something else than a kernel.
 void CudaExecutor::launch_all() {
   device_->use();
-  for (size_t i = 0; i < launches_.size(); ++i) launch(i, /*dependent=*/i > 0);
+  for (size_t i = 0; i < launches_.size(); ++i) launches_.launch(i, /*dependent=*/i > 0);
 }
 
 void CudaExecutor::launch_checked() {
   wait();
   for (size_t i = 0; i < launches_.size(); ++i) {
-    launch(i, /*dependent=*/false);
-    device_->wait(name_of(i));
+    launches_.launch(i, /*dependent=*/false);
+    device_->wait(launches_.name_of(i));
   }
 }
 
@@ -155,7 +102,7 @@ void CudaExecutor::capture_profile() {
   Capture capture(*device_);
   for (size_t i = 0; i < launches_.size(); ++i) {
     marks_[i].record_in_capture();
-    launch(i, /*dependent=*/false);
+    launches_.launch(i, /*dependent=*/false);
   }
   marks_.back().record_in_capture();
   profile_graph_ = capture.finish();
@@ -169,7 +116,7 @@ void CudaExecutor::run_profiled() {
   } else {
     for (size_t i = 0; i < launches_.size(); ++i) {
       marks_[i].record();
-      launch(i, /*dependent=*/false);
+      launches_.launch(i, /*dependent=*/false);
     }
     marks_.back().record();
   }
@@ -198,8 +145,8 @@ void CudaExecutor::run_observed(NodeObserver& observer) {
     const int node = plan_->calls[i].node;
     observer.before(node);
     for (; i < launches_.size() && plan_->calls[i].node == node; ++i) {
-      launch(i, /*dependent=*/false);
-      device_->wait(name_of(i));
+      launches_.launch(i, /*dependent=*/false);
+      device_->wait(launches_.name_of(i));
     }
     observer.after(node);
   }

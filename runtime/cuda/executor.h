@@ -12,6 +12,7 @@
 #include "codegen/jit/kernel.h"
 #include "runtime/cuda/device.h"
 #include "runtime/cuda/kernels.h"
+#include "runtime/cuda/launches.h"
 #include "runtime/cuda/owners.h"
 #include "runtime/cuda/transfer.h"
 #include "runtime/executor.h"
@@ -46,22 +47,11 @@ class CudaExecutor final : public Executor {
   void run_observed(NodeObserver& observer) override;
 
  private:
-  /// A call with the arena's and the workspace's addresses in it.
-  struct Launch {
-    cuda::LaunchConfig config{};
-    cuda::Function function = nullptr;
-    std::vector<uint64_t> values;
-    std::vector<void*> arguments;  // Each points to a value.
-  };
-
   CudaExecutor(std::shared_ptr<const CudaDevice> device, std::unique_ptr<codegen::cuda::CudaPlan> plan,
                std::span<const std::shared_ptr<const codegen::CompiledKernel>> kernels,
                const CudaExecutorOptions& options);
-  void prepare_launches();
-  std::string name_of(size_t call) const;
   std::string step_text() const;
 
-  void launch(size_t call, bool dependent);
   void launch_all();
   /// One at a time, waiting for each: an Error names the kernel.
   void launch_checked();
@@ -80,9 +70,7 @@ class CudaExecutor final : public Executor {
   DeviceMemory arena_, workspace_;
   UploadRing uploads_;
   std::shared_ptr<FetchPool> fetches_;
-  std::vector<Launch> launches_;
-  cuda::LaunchAttribute dependent_{};
-  bool may_depend_ = false;  // Whether kernels wait for the one before themselves.
+  Launches launches_;
   bool has_run_ = false;
   std::unique_ptr<CudaGraph> graph_;
 

@@ -25,7 +25,9 @@ TEST_P(WrongUsage, IsNamedWithTheRemedy) {
 INSTANTIATE_TEST_SUITE_P(
     Calls, WrongUsage,
     testing::Values(
-        Usage{"NoCommand", {}, {"no command", "train, sample, visualize, compile, run, bench, check, inspect, doctor"}},
+        Usage{"NoCommand",
+              {},
+              {"no command", "train, sample, visualize, compile, run, tune, bench, check, inspect, doctor"}},
         Usage{"UnknownCommand", {"trian"}, {"'trian'", "did you mean 'train'?"}},
         Usage{"UnknownFlag", {"train", "--bacth", "8"}, {"'--bacth'", "did you mean '--batch'?", "--steps"}},
         Usage{"UnknownFlagWithValue", {"sample", "--chekpoint=a"}, {"'--chekpoint'", "did you mean '--checkpoint'?"}},
@@ -59,6 +61,11 @@ INSTANTIATE_TEST_SUITE_P(
         Usage{"RunWithoutNumbers", {"run", "--model", "tiny"}, {"--in", "for example"}},
         Usage{"RunToNowhere", {"run", "--model", "tiny", "--in", "a"}, {"--out", "for example"}},
         Usage{"RunNothing", {"run", "--in", "a", "--out", "b"}, {"--model or --graph", "for example"}},
+        Usage{"TuneNothing", {"tune"}, {"--model or --graph", "for example"}},
+        Usage{"TuneOnTheCpu",
+              {"tune", "--model", "tiny", "--device", "cpu"},
+              {"difuse tune needs a GPU", "nothing to tune"}},
+        Usage{"NoBudget", {"train", "--tune-budget", "0"}, {"--tune-budget '0'", "above 0"}},
         Usage{"BenchNothing", {"bench"}, {"--model or --graph", "for example"}},
         Usage{"GraphAndModel", {"check", "--graph", "a.ir", "--model", "tiny"}, {"--graph", "--model", "leave"}},
         Usage{"NoGraph", {"bench", "--graph", "a.ir"}, {"--graph 'a.ir' cannot be read"}},
@@ -67,14 +74,14 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& row) { return row.param.name; });
 
 TEST(Usage, AMalformedVariablePrintsItsGrammar) {
-  expect_refused(difuse({"doctor"}, {"DIFUSE_TUNE=perhaps"}), 2, {"DIFUSE_TUNE", "perhaps", "0|1"});
+  expect_refused(difuse({"doctor"}, {"DIFUSE_TUNE=perhaps"}), 2, {"DIFUSE_TUNE", "perhaps", "off|cached|on|SECONDS"});
 }
 
 TEST(Usage, HelpOfEveryCommand) {
   const Outcome all = difuse({"--help"});
   EXPECT_EQ(all.exit_code, 0);
   for (const char* command :
-       {"train", "sample", "visualize", "compile", "run", "bench", "check", "inspect", "doctor"}) {
+       {"train", "sample", "visualize", "compile", "run", "tune", "bench", "check", "inspect", "doctor"}) {
     EXPECT_CONTAINS(all.out, command);
     const Outcome help = difuse({command, "--help"});
     EXPECT_EQ(help.exit_code, 0);

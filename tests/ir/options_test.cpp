@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <map>
 
 #include "ir/error.h"
@@ -21,6 +22,7 @@ TEST(Options, NothingSetGivesTheDefaults) {
   EXPECT_FALSE(o.debug);
   EXPECT_FALSE(o.fuel.has_value());
   EXPECT_TRUE(o.cuda_graphs);
+  EXPECT_EQ(o.tune, ir::Tuning::cached);
 }
 
 TEST(Options, ReadsEachVariable) {
@@ -34,6 +36,15 @@ TEST(Options, ReadsEachVariable) {
   EXPECT_EQ(o.disable, (std::vector<std::string>{"fuse", "canonicalize"}));
   EXPECT_EQ(o.fuel, 7);
   EXPECT_FALSE(o.cuda_graphs);
+}
+
+TEST(Options, TuningIsAWordOrASecondsBudget) {
+  EXPECT_EQ(parse({{"DIFUSE_TUNE", "off"}}).tune, ir::Tuning::off);
+  EXPECT_EQ(parse({{"DIFUSE_TUNE", "cached"}}).tune, ir::Tuning::cached);
+  EXPECT_EQ(parse({{"DIFUSE_TUNE", "on"}}).tune, ir::Tuning::on);
+  EXPECT_EQ(parse({{"DIFUSE_TUNE", "on"}}).tune_budget, std::numeric_limits<double>::infinity());
+  EXPECT_EQ(parse({{"DIFUSE_TUNE", "2.5"}}).tune, ir::Tuning::on);
+  EXPECT_EQ(parse({{"DIFUSE_TUNE", "2.5"}}).tune_budget, 2.5);
 }
 
 TEST(Options, FindsTheToolkitAndTheUsersCacheByTheirCommonNames) {
@@ -51,6 +62,10 @@ TEST(Options, FindsTheToolkitAndTheUsersCacheByTheirCommonNames) {
 TEST(Options, AMalformedValuePrintsItsGrammar) {
   const std::map<std::string, std::string> bad = {{"DIFUSE_DEBUG", "yes"},
                                                   {"DIFUSE_FUEL", "-1"},
+                                                  {"DIFUSE_TUNE", "1s"},
+                                                  {"DIFUSE_TUNE", "0"},
+                                                  {"DIFUSE_TUNE", "inf"},
+                                                  {"DIFUSE_TUNE", "-1"},
                                                   {"DIFUSE_FUEL", "12x"},
                                                   {"DIFUSE_DISABLE", "a,,b"},
                                                   {"DIFUSE_DUMP", ""}};

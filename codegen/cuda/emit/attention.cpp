@@ -8,6 +8,7 @@
 #include "codegen/cuda/emit/attention/tiles.h"
 #include "codegen/cuda/emit/epilogue.h"
 #include "codegen/cuda/kernel_spec.h"
+#include "codegen/cuda/problem_text.h"
 #include "codegen/cuda/source/body_code.h"
 #include "codegen/cuda/source/device_source.h"
 #include "codegen/cuda/source/extents.h"
@@ -272,21 +273,50 @@ KernelDraft gradient_kernel(const KernelSpec& spec, const AttentionProblem& p, A
   return draft;
 }
 
+/// The kernels with a tile, in the order in which they run.
+std::vector<AttentionPart> parts_of(const AttentionProblem& p) {
+  if (!p.is_grad()) return {AttentionPart::forward};
+  return {AttentionPart::key_gradient, AttentionPart::query_gradient};
+}
+
+std::string_view text_of(AttentionPart part) {
+  return part == AttentionPart::forward        ? "forward"
+         : part == AttentionPart::key_gradient ? "gradient of keys"
+                                               : "gradient of queries";
+}
+
 }  // namespace
 
 bool accepts_attention(const ir::Graph& body) { return is_attention_problem(body); }
 
+std::vector<TileChoice> attention_choices(const KernelSpec& spec) {
+  const AttentionProblem p = attention_problem(spec);
+  std::vector<TileChoice> choices;
+  for (const AttentionPart part : parts_of(p)) {
+    const std::string rest =
+        fmt::format("{} {}, {} tokens, {} heads of {}, copies x{} x{}{}", storage_type(p.element), text_of(part),
+                    p.length, p.heads, p.width, p.copy, p.gradient_copy, p.is_wide_index ? ", wide" : "");
+    TileChoice& choice = choices.emplace_back();
+    choice.problem = problem_text(spec, rest);
+    choice.batch = p.images;
+    for (const AttentionTile& tile : candidates(p, part, spec.device)) choice.tiles.push_back(to_string(tile));
+  }
+  return choices;
+}
+
 void emit_attention(const KernelSpec& spec, Emission& emission) {
   const AttentionProblem p = attention_problem(spec);
-  const auto best = [&](AttentionPart part) { return candidates(p, part, spec.device).front(); };
-  if (!p.is_grad()) {
-    emission.launch(forward_kernel(spec, p, best(AttentionPart::forward)));
-    return;
+  Argument delta;
+  if (p.is_grad()) {
+    delta = emission.workspace(p.images * p.heads * p.length * 4);
+    emission.launch(delta_kernel(spec, p, delta));
   }
-  const Argument delta = emission.workspace(p.images * p.heads * p.length * 4);
-  emission.launch(delta_kernel(spec, p, delta));
-  for (const AttentionPart part : {AttentionPart::key_gradient, AttentionPart::query_gradient}) {
-    emission.launch(gradient_kernel(spec, p, part, best(part), delta));
+  int choice = 0;
+  for (const AttentionPart part : parts_of(p)) {
+    const AttentionTile tile = candidates(p, part, spec.device).at(spec.tile(static_cast<size_t>(choice)));
+    KernelDraft draft = p.is_grad() ? gradient_kernel(spec, p, part, tile, delta) : forward_kernel(spec, p, tile);
+    draft.choice = choice++;
+    emission.launch(std::move(draft));
   }
 }
 

@@ -8,6 +8,7 @@
 #include "codegen/cuda/emit/contraction/tiles.h"
 #include "codegen/cuda/emit/epilogue.h"
 #include "codegen/cuda/kernel_spec.h"
+#include "codegen/cuda/problem_text.h"
 #include "codegen/node_body.h"
 #include "ir/builder.h"
 #include "ir/error.h"
@@ -23,10 +24,21 @@ ir::Graph sum_body(const ir::Graph& body, ir::Value value, int input) {
   });
 }
 
-GemmTile best_tile(const GemmProblem& problem, const ir::DeviceSpec& device) {
-  const std::vector<GemmTile> tiles = candidates(problem, device);
+std::vector<GemmTile> tiles_of(const GemmProblem& problem, const ir::DeviceSpec& device) {
+  std::vector<GemmTile> tiles = candidates(problem, device);
   if (tiles.empty()) throw Error("no tile fits " + to_string(problem));
-  return tiles.front();
+  return tiles;
+}
+
+KernelDraft tuned_kernel(const KernelSpec& spec, const GemmProblem& problem, const GemmTile& tile) {
+  KernelDraft draft = product_kernel(spec, problem, tile);
+  draft.choice = 0;
+  return draft;
+}
+
+/// The product of a split problem: what comes after it is not its kernel's.
+KernelSpec product_spec(const KernelSpec& spec, const ir::Graph& product, const Argument& partials) {
+  return {product, spec.operands, spec.alignment, {partials}, {256}, spec.name, spec.flops, spec.device, {}};
 }
 
 }  // namespace
@@ -37,17 +49,37 @@ bool accepts_contraction(const ir::Graph& body) {
   return true;
 }
 
+std::vector<TileChoice> contraction_choices(const KernelSpec& spec) {
+  const GemmProblem p = gemm_problem(spec);
+  TileChoice choice;
+  const ir::Graph product = part_of(spec.body, {p.value});
+  const KernelSpec timed = p.is_split ? product_spec(spec, product, {Argument::Kind::workspace, 0}) : spec;
+  choice.problem = problem_text(timed, geometry(p));
+  choice.batch = p.op == ir::Op::matmul ? (p.sums_batch ? p.depth : p.rows)
+                                        : spec.body.type(spec.body.node(p.value).operands[0]).shape[0];
+  const std::vector<GemmTile> tiles = tiles_of(p, spec.device);
+  GemmProblem now = p;
+  now.usual_rows = p.rows, now.usual_depth = p.depth, now.usual_splits = p.splits;
+  std::vector<double> cycles;
+  for (const GemmTile& tile : tiles) {
+    choice.tiles.push_back(to_string(tile));
+    choice.at_batch.push_back(choice.at_batch.size());
+    cycles.push_back(estimated_cycles(now, tile, spec.device));
+  }
+  std::ranges::stable_sort(choice.at_batch, {}, [&](size_t i) { return cycles[i]; });
+  return {choice};
+}
+
 void emit_contraction(const KernelSpec& spec, Emission& emission) {
   const GemmProblem problem = gemm_problem(spec);
-  const GemmTile tile = best_tile(problem, spec.device);
+  const GemmTile tile = tiles_of(problem, spec.device).at(spec.tile(0));
   if (!problem.is_split) {
-    emission.launch(product_kernel(spec, problem, tile));
+    emission.launch(tuned_kernel(spec, problem, tile));
     return;
   }
   const ir::Graph product = part_of(spec.body, {problem.value});
   const Argument partials = emission.workspace(problem.splits * problem.rows * problem.columns * 4);
-  KernelSpec first{product, spec.operands, spec.alignment, {partials}, {256}, spec.name, spec.flops, spec.device, {}};
-  emission.launch(product_kernel(first, problem, tile));
+  emission.launch(tuned_kernel(product_spec(spec, product, partials), problem, tile));
 
   const int input = static_cast<int>(spec.operands.size());
   const ir::Graph sum = sum_body(spec.body, problem.value, input);

@@ -20,6 +20,7 @@ constexpr int64_t kLeastSplitDepth = 256, kSplitUnit = 64;
 // Results of one block, for counting splits: every tile's choice must give the same sums.
 constexpr int64_t kSplitTile = 64 * 128;
 constexpr int64_t kMostSplits = 256;
+constexpr const char* kProducts[] = {"bf16", "f16", "tf32", "f32"};
 
 bool is_contraction(Op op) {
   return op == Op::conv_fprop || op == Op::conv_dgrad || op == Op::conv_wgrad || op == Op::matmul;
@@ -174,8 +175,19 @@ GemmProblem gemm_problem(const KernelSpec& spec) {
   return p;
 }
 
+std::string geometry(const GemmProblem& p) {
+  const auto operand = [](const GemmProblem::Operand& o) {
+    return fmt::format("{} x{}{}", o.k_major ? "k" : "mn", o.copy, o.rounded ? " rounded" : "");
+  };
+  const std::string form =
+      p.op == Op::matmul ? fmt::format("{} by {}", p.columns, p.sums_batch ? p.rows : p.depth)
+                         : fmt::format("{}x{}x{}, {}x{} rows, {} columns, filter {}x{}, stride {}, pad {}", p.height,
+                                       p.width, p.channels, p.rows_h, p.rows_w, p.columns, p.r, p.s, p.stride, p.pad);
+  return fmt::format("{} {}, a {}, b {}{}", kProducts[static_cast<int>(p.product)], form, operand(p.a), operand(p.b),
+                     p.is_wide ? ", wide" : "");
+}
+
 std::string to_string(const GemmProblem& p) {
-  constexpr const char* kProducts[] = {"bf16", "f16", "tf32", "f32"};
   const auto operand = [](const GemmProblem::Operand& o) {
     return fmt::format("{}-major x{}", o.k_major ? "k" : "mn", o.copy);
   };

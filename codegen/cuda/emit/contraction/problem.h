@@ -58,6 +58,10 @@ ir::Value find_contraction(const ir::Graph& body);
 
 GemmProblem gemm_problem(const KernelSpec& spec);
 
+/// What is the same at every batch, in one line: "bf16 64x64x128, 64x64 rows, 64 columns,
+/// filter 3x3, stride 1, pad 1, a k x8, b k x8".
+std::string geometry(const GemmProblem& problem);
+
 /// One line: "conv_fprop m 25088 n 64 k 576 bf16 ...".
 std::string to_string(const GemmProblem& problem);
 

@@ -17,10 +17,11 @@ struct Shape {
 };
 
 constexpr Shape kShapes[] = {
-    {256, 128, 4, 2}, {128, 256, 2, 4}, {256, 64, 4, 1}, {128, 192, 2, 3}, {128, 128, 2, 2},
-    {128, 128, 4, 2}, {128, 128, 2, 4}, {128, 96, 2, 3}, {128, 64, 2, 2},  {128, 64, 4, 2},
-    {64, 128, 2, 2},  {64, 128, 2, 4},  {64, 96, 2, 3},  {64, 64, 2, 2},   {64, 64, 4, 2},
-    {128, 32, 4, 1},  {64, 32, 2, 1},   {32, 64, 1, 2},  {32, 128, 1, 4},
+    {256, 128, 4, 2}, {128, 256, 2, 4}, {256, 64, 4, 1}, {128, 192, 2, 3}, {128, 128, 2, 2}, {128, 128, 4, 2},
+    {128, 128, 2, 4}, {128, 96, 2, 3},  {128, 64, 2, 2}, {128, 64, 4, 2},  {64, 128, 2, 2},  {64, 128, 2, 4},
+    {64, 96, 2, 3},   {64, 64, 2, 2},   {64, 64, 4, 2},  {128, 32, 4, 1},  {64, 32, 2, 1},   {32, 64, 1, 2},
+    {32, 128, 1, 4},  {192, 128, 3, 2}, {192, 64, 3, 2}, {256, 96, 4, 3},  {128, 192, 4, 3}, {64, 192, 2, 3},
+    {64, 256, 2, 4},  {32, 32, 2, 1},   {32, 32, 1, 1},
 };
 
 constexpr int kMostCopies = 16;  // Of one operand, a thread, to one slot.
@@ -50,6 +51,15 @@ bool fits(const GemmProblem& p, const GemmTile& tile, const ir::DeviceSpec& devi
   }
   return shared_bytes(p, tile) <= device.shared_memory_bytes &&
          registers(p, tile) <= std::min<int64_t>(kRegistersOfAThread, kRegisters / tile.threads());
+}
+
+/// Blocks that a processor holds at a time.
+int64_t resident_blocks(const GemmProblem& p, const GemmTile& tile, const ir::DeviceSpec& device) {
+  const int64_t bytes = shared_bytes(p, tile) + kReservedShared;
+  return std::clamp<int64_t>(
+      std::min({(device.shared_memory_bytes + kReservedShared) / bytes, int64_t{2048} / tile.threads(),
+                kRegisters / (int64_t{tile.threads()} * registers(p, tile))}),
+      1, 16);
 }
 
 /// Multiply-adds of a processor in a cycle.
@@ -105,11 +115,7 @@ double estimated_cycles(const GemmProblem& p, const GemmTile& tile, const ir::De
   const double issued = (threads / 32 * (moved * 8.0 + kSlotInstructions) + 2 * products_issued + splitting) / 4;
   const double slot = std::max({products, shared, l2, issued});
 
-  const int64_t bytes = shared_bytes(p, tile) + kReservedShared;
-  const int64_t resident =
-      std::clamp<int64_t>(std::min({(device.shared_memory_bytes + kReservedShared) / bytes, int64_t{2048} / threads,
-                                    kRegisters / (int64_t{threads} * registers(p, tile))}),
-                          1, 16);
+  const int64_t resident = resident_blocks(p, tile, device);
   const int64_t tiles = ceil_div(p.usual_rows, tile.m) * ceil_div(p.columns, tile.n) * p.phases * p.usual_splits;
   const double slots = std::ceil(static_cast<double>(p.usual_depth) / static_cast<double>(p.usual_splits) / k);
   // Results go out at the rate of L2, and nothing else happens at a tile's beginning and end.
@@ -128,9 +134,15 @@ std::vector<GemmTile> candidates(const GemmProblem& p, const ir::DeviceSpec& dev
   for (const Shape& shape : kShapes) {
     for (const int k : {32, 64}) {
       if (k > p.chunk()) continue;
-      for (const int stages : {4, 3}) {
+      int64_t most_resident = 0;
+      for (const int stages : {4, 3, 2}) {
         const GemmTile tile{shape.m, shape.n, k, shape.warps_m, shape.warps_n, stages};
-        if (fits(p, tile, device)) ranked.emplace_back(estimated_cycles(p, tile, device), tile);
+        if (!fits(p, tile, device)) continue;
+        // A shorter ring is of use only where more blocks fit a processor with it.
+        const int64_t resident = resident_blocks(p, tile, device);
+        if (resident <= most_resident) continue;
+        most_resident = resident;
+        ranked.emplace_back(estimated_cycles(p, tile, device), tile);
       }
     }
   }

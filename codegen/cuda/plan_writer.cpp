@@ -1,0 +1,80 @@
+#include "codegen/cuda/plan_writer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+#include <utility>
+
+#include "codegen/cuda/source/parameters.h"
+#include "codegen/jit/sha256.h"
+
+namespace difuse::codegen::cuda {
+namespace {
+
+constexpr int64_t kAlignment = 256;
+
+std::string identifier(std::string name) {
+  constexpr size_t kLongest = 96;
+  for (char& c : name) {
+    if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
+  }
+  return name.substr(0, kLongest);
+}
+
+}  // namespace
+
+PlanWriter::PlanWriter(CudaPlan& plan, const ir::DeviceSpec& device, const TuningTable* decisions)
+    : plan_(plan), decisions_(decisions), architecture_(ir::architecture_name(device)) {}
+
+/// A tile that the table names and the emitter no longer has is passed over.
+KernelSpec PlanWriter::decided(const KernelSpec& spec, const Emitter& emitter) {
+  KernelSpec with_tiles = spec;
+  const std::vector<TileChoice> choices = emitter.choices(spec);
+  with_tiles.tiles.assign(choices.size(), 0);
+  for (size_t c = 0; c < choices.size(); ++c) {
+    const TileChoice& choice = choices[c];
+    const Decision* decision = decisions_->find(choice.problem, choice.batch);
+    if (decision == nullptr) continue;
+    const auto found = std::ranges::find(choice.tiles, decision->tile);
+    if (found == choice.tiles.end()) continue;
+    with_tiles.tiles[c] = static_cast<size_t>(found - choice.tiles.begin());
+    plan_.decided.push_back({node_, static_cast<int>(c), choice.problem, choice.batch, decision->tile});
+  }
+  return with_tiles;
+}
+
+void PlanWriter::emit(const KernelSpec& spec, int node) {
+  node_ = node;
+  workspace_ = 0;
+  const Emitter& emitter = find_emitter(spec.body);
+  const bool decides = emitter.choices != nullptr && decisions_ != nullptr && !decisions_->empty();
+  if (decides && spec.tiles.empty()) {
+    emitter.emit(decided(spec, emitter), *this);
+  } else {
+    emitter.emit(spec, *this);
+  }
+}
+
+Argument PlanWriter::workspace(int64_t bytes) {
+  const Argument at{Argument::Kind::workspace, workspace_};
+  workspace_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  plan_.workspace_bytes = std::max(plan_.workspace_bytes, workspace_);
+  return at;
+}
+
+void PlanWriter::launch(KernelDraft draft) {
+  Sha256 hash;
+  hash.add_field(draft.source);
+  for (const std::string& option : draft.options) hash.add_field(option);
+  const std::string digest = hash.hex();
+  const auto [it, fresh] = sources_.try_emplace(digest, static_cast<int>(plan_.sources.size()));
+  if (fresh) {
+    const std::string name = fmt::format("{}_{}", identifier(draft.name), digest.substr(0, 8));
+    plan_.sources.push_back({name, filled(draft.source, {{"kernel", name}}), architecture_, draft.options});
+  }
+  plan_.calls.push_back({it->second, node_, draft.grid, draft.threads, draft.shared_bytes, std::move(draft.arguments),
+                         draft.bytes, draft.flops, draft.choice});
+}
+
+}  // namespace difuse::codegen::cuda

@@ -1,0 +1,15 @@
+# Writes OUTPUT, a C++ source that holds every file of TABLES (a list, separated by |) as a string.
+string(REPLACE "|" ";" tables "${TABLES}")
+set(text "#include \"codegen/tune/store.h\"\n\nnamespace difuse::codegen {\n\n")
+string(APPEND text "std::span<const EmbeddedTable> embedded_tables() {\n")
+string(APPEND text "  static const EmbeddedTable kTables[] = {\n")
+foreach(table IN LISTS tables)
+  get_filename_component(name "${table}" NAME)
+  string(APPEND text "      {\"${name}\",\n")
+  # A literal of its own for each line: compilers limit their length.
+  file(READ "${table}" content)
+  string(REGEX REPLACE "([^\n]*\n)" "R\"table(\\1)table\"\n" content "${content}")
+  string(APPEND text "${content}},\n")
+endforeach()
+string(APPEND text "  };\n  return kTables;\n}\n\n}  // namespace difuse::codegen\n")
+file(WRITE "${OUTPUT}" "${text}")

@@ -1,0 +1,69 @@
+// codegen/tune/ keeps what a tuner found out, as data: which tile each problem's kernel is made with. What must not
+// live here: making kernels (codegen/cuda/) and timing them (runtime/tune/).
+//
+// This file: the decisions for one card, and their text form.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace difuse::codegen {
+
+/// A tile never changes a bit of a result, so a decision is about time alone.
+struct Decision {
+  std::string tile;                 ///< As its emitter names it: "128x64x32 2x2 4 stages".
+  double microseconds = 0;          ///< Of the kernel, measured.
+  double default_microseconds = 0;  ///< Of the kernel that it had without a decision, in the same measurement.
+
+  bool operator==(const Decision&) const = default;
+};
+
+class TuningTable {
+ public:
+  /// A problem's text, without the batch, and the batch: images, or rows of a matrix.
+  using Key = std::pair<std::string, int64_t>;
+
+  void set(const std::string& problem, int64_t batch, Decision decision);
+  /// Forgets every decision for this tile, at whatever batch.
+  void forbid(const std::string& problem, const std::string& tile);
+  /// Takes over all of `news`.
+  void merge(const TuningTable& news);
+
+  /// Null where this very batch was not measured.
+  const Decision* exact(const std::string& problem, int64_t batch) const;
+  /// That of the batch whose ratio to `batch` is nearest to 1, the smaller of two; null where there is none at all.
+  const Decision* find(const std::string& problem, int64_t batch) const;
+
+  const std::map<Key, Decision>& decisions() const { return decisions_; }
+  bool empty() const { return decisions_.empty(); }
+  bool operator==(const TuningTable&) const = default;
+
+ private:
+  std::map<Key, Decision> decisions_;
+};
+
+/// What the times hold for.
+struct TunedDevice {
+  std::string gpu;  ///< By the driver: "NVIDIA H200".
+  int64_t processors = 0;
+  std::string driver;  ///< "13.0".
+
+  bool operator==(const TunedDevice&) const = default;
+};
+
+struct TuningFile {
+  TunedDevice device;
+  TuningTable table;
+};
+
+/// JSON, one line a decision, ordered: the same content is the same text.
+std::string print(const TuningFile& file);
+
+/// Throws Error that says what is wrong for any text that `print` could not have written, but for spaces and the order
+/// of members.
+TuningFile parse_tuning_file(std::string_view text);
+
+}  // namespace difuse::codegen

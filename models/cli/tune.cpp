@@ -1,0 +1,88 @@
+#include <fmt/format.h>
+
+#include <memory>
+
+#include "ir/error.h"
+#include "models/cli/commands.h"
+#include "models/cli/flags.h"
+#include "models/cli/problem_flags.h"
+#include "models/run/console.h"
+#include "models/run/interrupt.h"
+#include "models/run/tuning.h"
+#include "runtime/cuda/roofline.h"
+
+namespace difuse::models {
+namespace {
+
+struct TuneFlags {
+  ProblemChoice problem;
+  DeviceChoice device;
+  std::optional<passes::Precision> precision;
+  std::optional<double> budget;
+  std::optional<int64_t> candidates;
+  bool again = false;
+};
+
+/// The compiler's first line says enough.
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+void print_site(const runtime::TunedSite& tuned, const runtime::Roofline& roofline, size_t done, size_t total) {
+  const codegen::cuda::TileChoice& choice = tuned.site->choice();
+  say("\n[{} of {}] {}, batch {}, {} in the step\n", done, total, choice.problem, choice.batch, tuned.site->uses);
+  for (size_t i = 0; i < tuned.candidates.size(); ++i) {
+    const runtime::TunedCandidate& candidate = tuned.candidates[i];
+    if (!candidate.rejected.empty()) {
+      say("{:>21}  {}: {}\n", "rejected", candidate.tile, first_line(candidate.rejected));
+      continue;
+    }
+    const double share = 100 * roofline.seconds(tuned.bytes, tuned.flops) / candidate.seconds;
+    const bool won = static_cast<int>(i) == tuned.winner;
+    say("{:>9.2f} us  {:>3.0f} %  {}  {}{}\n", candidate.seconds * 1e6, share, won ? "->" : "  ", candidate.tile,
+        i == 0 ? " (before)" : "");
+  }
+  std::fflush(stdout);
+}
+
+int run_tune(const TuneFlags& flags, const CommandContext& context) {
+  const Problem problem = load_problem(flags.problem, "tune");
+  const Backend backend = open_backend(flags.device, flags.precision, resolve_threads({}), context.options);
+  if (!backend.target.is_cuda()) {
+    throw Error(fmt::format("difuse tune needs a GPU{}", backend.why_cpu.empty() ? "" : ": " + backend.why_cpu),
+                "the CPU's kernels have nothing to tune; difuse doctor says what this machine has",
+                ExitCode::wrong_usage);
+  }
+  say("{}\n", backend_line(backend));
+  const runtime::Roofline roofline =
+      runtime::measure_roofline(backend.target.cuda, *backend.target.cache, context.options, backend.precision);
+  say("roofline, measured: {:.0f} GB/s copied, {:.1f} TFLOP/s of {}\n", roofline.bandwidth * 1e-9,
+      roofline.flops * 1e-12, roofline.products);
+  say("tuning {}: each candidate's median time, cold, and its share of the roofline\n", problem.title);
+  std::fflush(stdout);
+
+  const InterruptGuard interrupt;
+  runtime::TuneSettings settings;
+  settings.budget = flags.budget.value_or(context.options.tune_budget);
+  if (flags.candidates) settings.most_candidates = static_cast<size_t>(*flags.candidates);
+  settings.stop = [&] { return interrupt.signal() != 0; };
+  settings.each = [&](const runtime::TunedSite& site, size_t done, size_t total) {
+    print_site(site, roofline, done, total);
+  };
+  tune(problem.graph, context.options, backend, settings, flags.again);
+  return interrupt.signal() == 0 ? 0 : 128 + interrupt.signal();
+}
+
+}  // namespace
+
+Action add_tune(CLI::App& app) {
+  auto flags = std::make_shared<TuneFlags>();
+  add_problem(app, flags->problem);
+  add_tune_budget(app, flags->budget);
+  add_whole(app, "--candidates", flags->candidates, {1, 1000},
+            "Candidates of a kernel to try, the best estimates first", "12");
+  app.add_flag("--again", flags->again, "Also kernels that were tuned before");
+  add_device(app, flags->device);
+  add_dtype(app, flags->precision, "bf16");
+  return [flags](const CommandContext& context) { return run_tune(*flags, context); };
+}
+
+}  // namespace difuse::models

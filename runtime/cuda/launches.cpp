@@ -1,0 +1,67 @@
+#include "runtime/cuda/launches.h"
+
+#include <fmt/format.h>
+
+#include "ir/error.h"
+
+namespace difuse::runtime {
+
+using codegen::cuda::Argument;
+using codegen::cuda::KernelCall;
+
+Launches::Launches(const CudaDevice& device, const codegen::cuda::CudaPlan& plan, const LoadedKernels& kernels,
+                   cuda::DevicePointer arena, cuda::DevicePointer workspace)
+    : device_(device),
+      plan_(plan),
+      launches_(plan.calls.size()),
+      // On older cards the kernels' own waiting is empty.
+      may_depend_(device.spec().architecture >= 90) {
+  dependent_.id = cuda::LaunchAttributeId::programmatic_stream_serialization;
+  dependent_.value.programmatic_stream_serialization = 1;
+  for (size_t i = 0; i < launches_.size(); ++i) {
+    const KernelCall& call = plan_.calls[i];
+    Launch& launch = launches_[i];
+    constexpr int64_t kMostX = (int64_t{1} << 31) - 1, kMostYZ = 65535;
+    const auto fits = [](int64_t extent, int64_t most) { return extent >= 1 && extent <= most; };
+    if (!fits(call.grid.x, kMostX) || !fits(call.grid.y, kMostYZ) || !fits(call.grid.z, kMostYZ) ||
+        !fits(call.threads, 1024)) {
+      throw Error(fmt::format("{} cannot be launched: {} x {} x {} blocks of {} threads", name_of(i), call.grid.x,
+                              call.grid.y, call.grid.z, call.threads),
+                  "use a smaller --batch; where the batch is small, this is a fault of difuse");
+    }
+    launch.config = {.grid_x = static_cast<unsigned>(call.grid.x),
+                     .grid_y = static_cast<unsigned>(call.grid.y),
+                     .grid_z = static_cast<unsigned>(call.grid.z),
+                     .block_x = static_cast<unsigned>(call.threads),
+                     .block_y = 1,
+                     .block_z = 1,
+                     .dynamic_shared_bytes = static_cast<unsigned>(call.shared_bytes),
+                     .stream = device_.stream(),
+                     .attributes = &dependent_,
+                     .attribute_count = 0};
+    launch.function = kernels.function(call.source);
+    for (const Argument& argument : call.arguments) {
+      auto value = static_cast<uint64_t>(argument.value);
+      if (argument.kind == Argument::Kind::arena) value += arena;
+      if (argument.kind == Argument::Kind::workspace) value += workspace;
+      launch.values.push_back(value);
+    }
+    for (uint64_t& value : launch.values) launch.arguments.push_back(&value);
+  }
+}
+
+std::string Launches::name_of(size_t call) const {
+  const KernelCall& c = plan_.calls[call];
+  return fmt::format("the kernel {} (%{} of the graph \"{}\")", plan_.sources[static_cast<size_t>(c.source)].name,
+                     c.node, plan_.graph.name());
+}
+
+void Launches::launch(size_t call, bool dependent) {
+  Launch& launch = launches_[call];
+  launch.config.attribute_count = dependent && may_depend_ ? 1 : 0;
+  const CudaDriver& cuda = device_.driver();
+  const cuda::Result result = cuda->cuLaunchKernelEx(&launch.config, launch.function, launch.arguments.data(), nullptr);
+  if (result != cuda::Result::success) cuda.require(result, fmt::format("launching {}", name_of(call)));
+}
+
+}  // namespace difuse::runtime

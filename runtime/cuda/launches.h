@@ -1,0 +1,45 @@
+// A plan's calls with addresses in them, ready to be put on the GPU's stream.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "codegen/cuda/cuda_plan.h"
+#include "runtime/cuda/device.h"
+#include "runtime/cuda/kernels.h"
+
+namespace difuse::runtime {
+
+class Launches {
+ public:
+  /// `kernels` are those of the plan; both, and the memory, must outlive the launches. Throws Error naming the kernel
+  /// whose grid is beyond what a GPU takes.
+  Launches(const CudaDevice& device, const codegen::cuda::CudaPlan& plan, const LoadedKernels& kernels,
+           cuda::DevicePointer arena, cuda::DevicePointer workspace);
+
+  Launches(const Launches&) = delete;  // Holds addresses of itself.
+  Launches& operator=(const Launches&) = delete;
+
+  size_t size() const { return launches_.size(); }
+  /// A dependent one may begin while the kernel before it ends: what comes before must be a kernel.
+  void launch(size_t call, bool dependent);
+  /// "the kernel conv_3x3_1a2b3c4d (%12 of the graph "step")"
+  std::string name_of(size_t call) const;
+
+ private:
+  struct Launch {
+    cuda::LaunchConfig config{};
+    cuda::Function function = nullptr;
+    std::vector<uint64_t> values;
+    std::vector<void*> arguments;  // Each points to a value.
+  };
+
+  const CudaDevice& device_;
+  const codegen::cuda::CudaPlan& plan_;
+  std::vector<Launch> launches_;
+  cuda::LaunchAttribute dependent_{};
+  bool may_depend_;  // Whether kernels wait for the one before themselves.
+};
+
+}  // namespace difuse::runtime
