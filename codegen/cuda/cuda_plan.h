@@ -16,18 +16,33 @@
 
 namespace difuse::codegen::cuda {
 
-/// One argument of a launch; the kernel's parameter is 8 bytes wide: a pointer or a `long long`.
+/// One argument of a launch; the kernel's parameter is 8 bytes wide, a pointer or a `long long`, or a tensor map's 128.
 struct Argument {
   enum class Kind : uint8_t {
-    arena,      ///< A pointer: the arena's start plus `value` bytes.
-    workspace,  ///< A pointer: the workspace's start plus `value` bytes.
-    number,     ///< `value` itself.
+    arena,       ///< A pointer: the arena's start plus `value` bytes.
+    workspace,   ///< A pointer: the workspace's start plus `value` bytes.
+    number,      ///< `value` itself.
+    tensor_map,  ///< The launch's tensor map number `value`, as a `const __grid_constant__ TensorMap`.
   };
   Kind kind = Kind::number;
   int64_t value = 0;
 
   static Argument number(int64_t n) { return {Kind::number, n}; }
   bool operator==(const Argument&) const = default;
+};
+
+/// What Hopper's copy engine is told of a tensor: where it lies and which box of it one copy moves. Dimensions are
+/// listed innermost first. In shared memory a row of the box is 128 bytes, its 16-byte chunks exchanged
+/// (device/ptx_sm90.cuh); what lies outside the tensor is read as zeros and not written.
+struct TensorMapSpec {
+  Argument start = {};  ///< In the arena or the workspace, at a multiple of 16 bytes.
+  ir::DType dtype = ir::DType::bf16;
+  std::vector<int64_t> extents = {};  ///< Elements.
+  std::vector<int64_t> strides = {};  ///< Bytes, multiples of 16, of all dimensions but the innermost.
+  std::vector<int64_t> box = {};      ///< Elements, at most 256; the innermost dimension's are at most 128 bytes.
+  std::vector<int64_t> steps = {};    ///< Every how many elements one is copied.
+
+  bool operator==(const TensorMapSpec&) const = default;
 };
 
 struct Grid {
@@ -43,6 +58,7 @@ struct KernelCall {
   int threads = 128;         ///< Of a block.
   int64_t shared_bytes = 0;  ///< Dynamic shared memory of a block.
   std::vector<Argument> arguments;
+  std::vector<TensorMapSpec> tensor_maps = {};
   int64_t bytes = 0;  ///< Operands read once and results written once.
   int64_t flops = 0;  ///< Multiply and add of its contraction; 0 for other kernels.
   int choice = -1;    ///< Which choice of the node's emitter its tile is; -1: it has no other.

@@ -50,6 +50,7 @@ struct KernelDraft {
   int threads = 128;
   int64_t shared_bytes = 0;
   std::vector<Argument> arguments;
+  std::vector<TensorMapSpec> tensor_maps = {};
   int64_t bytes = 0, flops = 0;
   int choice = -1;  ///< Which choice of its emitter is the kernel's tile; -1: none.
 };
@@ -67,7 +68,7 @@ class Emission {
 /// Turns one kind of body into launches.
 struct Emitter {
   std::string_view name;
-  bool (*accepts)(const ir::Graph& body);
+  bool (*accepts)(const KernelSpec& spec);
   void (*emit)(const KernelSpec& spec, Emission& emission);
   std::vector<TileChoice> (*choices)(const KernelSpec& spec) = nullptr;  ///< Null: it leaves nothing open.
 };
@@ -75,9 +76,14 @@ struct Emitter {
 /// In the order in which they are asked; the first that accepts a body emits it.
 std::span<const Emitter> emitters();
 /// Throws Error where there is none.
-const Emitter& find_emitter(const ir::Graph& body);
+const Emitter& find_emitter(const KernelSpec& spec);
 
 // By hero; each in emit/<name>.cpp.
+bool accepts_conv_wgmma(
+    const KernelSpec& spec);  ///< conv_fprop in bf16 on Hopper, of the shapes that its engines take.
+void emit_conv_wgmma(const KernelSpec& spec, Emission& emission);
+bool accepts_wgrad_wgmma(const KernelSpec& spec);  ///< conv_wgrad in bf16 on Hopper, likewise.
+void emit_wgrad_wgmma(const KernelSpec& spec, Emission& emission);
 bool accepts_contraction(const ir::Graph& body);  ///< conv_fprop, conv_dgrad, conv_wgrad, matmul and what is around it.
 void emit_contraction(const KernelSpec& spec, Emission& emission);
 std::vector<TileChoice> contraction_choices(const KernelSpec& spec);

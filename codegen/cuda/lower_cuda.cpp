@@ -129,21 +129,32 @@ class Walk {
 
 }  // namespace
 
+namespace {
+
+template <bool (*accepts_body)(const Graph&)>
+bool accepts(const KernelSpec& spec) {
+  return accepts_body(spec.body);
+}
+
+}  // namespace
+
 std::span<const Emitter> emitters() {
-  static constexpr std::array<Emitter, 6> kEmitters = {{
-      {"contraction", accepts_contraction, emit_contraction, contraction_choices},
-      {"attention", accepts_attention, emit_attention, attention_choices},
-      {"group_finish", accepts_group_finish, emit_group_finish},
-      {"pack", accepts_pack, emit_pack},
-      {"reduction", accepts_reduction, emit_reduction},
-      {"elementwise", accepts_elementwise, emit_elementwise},
+  static constexpr std::array<Emitter, 8> kEmitters = {{
+      {"conv_wgmma", accepts_conv_wgmma, emit_conv_wgmma},
+      {"wgrad_wgmma", accepts_wgrad_wgmma, emit_wgrad_wgmma},
+      {"contraction", accepts<accepts_contraction>, emit_contraction, contraction_choices},
+      {"attention", accepts<accepts_attention>, emit_attention, attention_choices},
+      {"group_finish", accepts<accepts_group_finish>, emit_group_finish},
+      {"pack", accepts<accepts_pack>, emit_pack},
+      {"reduction", accepts<accepts_reduction>, emit_reduction},
+      {"elementwise", accepts<accepts_elementwise>, emit_elementwise},
   }};
   return kEmitters;
 }
 
-const Emitter& find_emitter(const Graph& body) {
+const Emitter& find_emitter(const KernelSpec& spec) {
   const auto all = emitters();
-  const auto found = std::ranges::find_if(all, [&](const Emitter& e) { return e.accepts(body); });
+  const auto found = std::ranges::find_if(all, [&](const Emitter& e) { return e.accepts(spec); });
   if (found == all.end()) throw Error("there is no CUDA kernel for such a body");
   return *found;
 }

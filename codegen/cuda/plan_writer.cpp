@@ -47,7 +47,7 @@ KernelSpec PlanWriter::decided(const KernelSpec& spec, const Emitter& emitter) {
 void PlanWriter::emit(const KernelSpec& spec, int node) {
   node_ = node;
   workspace_ = 0;
-  const Emitter& emitter = find_emitter(spec.body);
+  const Emitter& emitter = find_emitter(spec);
   const bool decides = emitter.choices != nullptr && decisions_ != nullptr && !decisions_->empty();
   if (decides && spec.tiles.empty()) {
     emitter.emit(decided(spec, emitter), *this);
@@ -74,7 +74,7 @@ void PlanWriter::launch(KernelDraft draft) {
     plan_.sources.push_back({name, filled(draft.source, {{"kernel", name}}), architecture_, draft.options});
   }
   plan_.calls.push_back({it->second, node_, draft.grid, draft.threads, draft.shared_bytes, std::move(draft.arguments),
-                         draft.bytes, draft.flops, draft.choice});
+                         std::move(draft.tensor_maps), draft.bytes, draft.flops, draft.choice});
 }
 
 }  // namespace difuse::codegen::cuda

@@ -56,7 +56,7 @@ std::vector<TuningSite> tuning_sites(const CudaPlan& plan, const ir::DeviceSpec&
   std::vector<TuningSite> sites;
   std::map<TuningTable::Key, size_t> known;
   for_each_spec(plan.graph, plan.memory, device, [&](const KernelSpec& spec, int) {
-    const Emitter& emitter = find_emitter(spec.body);
+    const Emitter& emitter = find_emitter(spec);
     if (emitter.choices == nullptr) return;
     int index = 0;
     for (TileChoice& choice : emitter.choices(spec)) {

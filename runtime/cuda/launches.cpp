@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "ir/error.h"
+#include "runtime/cuda/tensor_map.h"
 
 namespace difuse::runtime {
 
@@ -13,6 +14,8 @@ Launches::Launches(const CudaDevice& device, const codegen::cuda::CudaPlan& plan
                    cuda::DevicePointer arena, cuda::DevicePointer workspace)
     : device_(device),
       plan_(plan),
+      arena_(arena),
+      workspace_(workspace),
       launches_(plan.calls.size()),
       // On older cards the kernels' own waiting is empty.
       may_depend_(device.spec().architecture >= 90) {
@@ -40,14 +43,25 @@ Launches::Launches(const CudaDevice& device, const codegen::cuda::CudaPlan& plan
                      .attributes = &dependent_,
                      .attribute_count = 0};
     launch.function = kernels.function(call.source);
-    for (const Argument& argument : call.arguments) {
-      auto value = static_cast<uint64_t>(argument.value);
-      if (argument.kind == Argument::Kind::arena) value += arena;
-      if (argument.kind == Argument::Kind::workspace) value += workspace;
-      launch.values.push_back(value);
+    for (const codegen::cuda::TensorMapSpec& map : call.tensor_maps) {
+      launch.tensor_maps.push_back(
+          encode_tensor_map(device_.driver(), map, address(map.start), fmt::format("preparing {}", name_of(i))));
     }
-    for (uint64_t& value : launch.values) launch.arguments.push_back(&value);
+    for (const Argument& argument : call.arguments) launch.values.push_back(address(argument));
+    for (size_t a = 0; a < call.arguments.size(); ++a) {
+      const bool is_map = call.arguments[a].kind == Argument::Kind::tensor_map;
+      launch.arguments.push_back(is_map ? static_cast<void*>(&launch.tensor_maps[launch.values[a]])
+                                        : static_cast<void*>(&launch.values[a]));
+    }
   }
+}
+
+/// Of a number or a tensor map: `value` itself.
+uint64_t Launches::address(const Argument& argument) const {
+  const auto value = static_cast<uint64_t>(argument.value);
+  if (argument.kind == Argument::Kind::arena) return arena_ + value;
+  if (argument.kind == Argument::Kind::workspace) return workspace_ + value;
+  return value;
 }
 
 std::string Launches::name_of(size_t call) const {

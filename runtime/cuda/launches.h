@@ -32,11 +32,15 @@ class Launches {
     cuda::LaunchConfig config{};
     cuda::Function function = nullptr;
     std::vector<uint64_t> values;
-    std::vector<void*> arguments;  // Each points to a value.
+    std::vector<cuda::TensorMap> tensor_maps;
+    std::vector<void*> arguments;  // Each points to a value or a tensor map.
   };
+
+  uint64_t address(const codegen::cuda::Argument& argument) const;
 
   const CudaDevice& device_;
   const codegen::cuda::CudaPlan& plan_;
+  cuda::DevicePointer arena_, workspace_;
   std::vector<Launch> launches_;
   cuda::LaunchAttribute dependent_{};
   bool may_depend_;  // Whether kernels wait for the one before themselves.

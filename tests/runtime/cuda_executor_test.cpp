@@ -116,6 +116,32 @@ class FakeCuda : public ::testing::Test {
   std::shared_ptr<const CudaDevice> device_ = CudaDevice::open(0, kFakeDriver);
 };
 
+TEST_F(FakeCuda, TensorMapsAreEncodedWhereTensorsLie) {
+  const auto with_maps = [](int64_t misplaced) {
+    CudaPlan plan = running_sum();
+    codegen::cuda::KernelCall& call = plan.calls[1];
+    for (size_t i = 0; i < 3; ++i) {
+      codegen::cuda::TensorMapSpec map{
+          .start = call.arguments[i], .dtype = ir::DType::f32, .extents = {4}, .box = {4}, .steps = {1}};
+      map.start.value += misplaced;
+      call.arguments[i] = {Argument::Kind::tensor_map, static_cast<int64_t>(i)};
+      call.tensor_maps.push_back(map);
+    }
+    return plan;
+  };
+  const auto plain = executor();
+  CudaExecutor mapped(device_, with_maps(0), kernels());
+  for (int step = 0; step < 3; ++step) {
+    for (Executor* one : {static_cast<Executor*>(plain.get()), static_cast<Executor*>(&mapped)}) {
+      write(*one, Numbers{1, 2, 3, 4});
+      one->run();
+    }
+    EXPECT_EQ(output(mapped), output(*plain));
+  }
+  const std::string error = error_of([&] { CudaExecutor(device_, with_maps(4), kernels()); });
+  EXPECT_NE(error.find("preparing the kernel add_up"), std::string::npos) << error;
+}
+
 TEST_F(FakeCuda, StartsFromZerosAndLiterals) {
   const auto e = executor();
   EXPECT_EQ(state(*e), (Numbers{0, 0, 0, 0}));

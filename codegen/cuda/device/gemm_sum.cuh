@@ -5,24 +5,25 @@
 
 namespace gemm {
 
-/// A block of 32 x `parts` threads sums 32 runs of `lanes` elements. Of the `splits` partial tensors, `size` elements
-/// each, thread (run, part) adds a range, in order; then the parts are added, in order. The sum is that of the threads
-/// with part 0. `from`: the first partial tensor at the thread's run. Called by all threads.
-template <int lanes, int parts>
+/// A block of `runs` x `parts` threads sums `runs` runs of `lanes` elements. Of the `splits` partial tensors, `size`
+/// elements each, thread (run, part) adds a range, in order; then the parts are added, in order. The sum is that of the
+/// threads with part 0. `from`: the first partial tensor at the thread's run. Called by all threads.
+template <int lanes, int parts, int runs>
 __device__ __forceinline__ Run<f32, lanes> sum_of_splits(const f32* from, long long size, int splits, bool valid) {
-  __shared__ Run<f32, lanes> shared[parts][32];
-  const int at = static_cast<int>(threadIdx.x % 32u), part = static_cast<int>(threadIdx.x / 32u);
+  __shared__ Run<f32, lanes> shared[parts][runs];
+  const int at = static_cast<int>(threadIdx.x % unsigned{runs}), part = static_cast<int>(threadIdx.x / unsigned{runs});
   const int each = (splits + parts - 1) / parts;
   const int first = part * each, end = first + each < splits ? first + each : splits;
   Run<f32, lanes> sum = {};
   if (valid) {
-#pragma unroll 4
+#pragma unroll 8
     for (int i = first; i < end; ++i) {
       const Run<f32, lanes> more = load_run<lanes>(from + i * size);
 #pragma unroll
       for (int l = 0; l < lanes; ++l) sum[l] += more[l];
     }
   }
+  if constexpr (parts == 1) return sum;
   shared[part][at] = sum;
   __syncthreads();
   if (part == 0) {

@@ -5,24 +5,16 @@
 
 #include "codegen/cuda/emit/contraction/problem.h"
 #include "codegen/cuda/emit/contraction/source.h"
+#include "codegen/cuda/emit/contraction/sum.h"
 #include "codegen/cuda/emit/contraction/tiles.h"
 #include "codegen/cuda/emit/epilogue.h"
 #include "codegen/cuda/kernel_spec.h"
 #include "codegen/cuda/problem_text.h"
 #include "codegen/node_body.h"
-#include "ir/builder.h"
 #include "ir/error.h"
 
 namespace difuse::codegen::cuda {
 namespace {
-
-/// The body with the contraction's value as one more input.
-ir::Graph sum_body(const ir::Graph& body, ir::Value value, int input) {
-  return ir::rebuild(body, [&](ir::Graph& to, int id, const ir::Node& node, const std::vector<ir::Value>& operands) {
-    if (id == value.node) return std::vector{ir::Builder(to).input(std::to_string(input), node.types[0])};
-    return ir::copy_node(to, node, operands);
-  });
-}
 
 std::vector<GemmTile> tiles_of(const GemmProblem& problem, const ir::DeviceSpec& device) {
   std::vector<GemmTile> tiles = candidates(problem, device);
@@ -34,11 +26,6 @@ KernelDraft tuned_kernel(const KernelSpec& spec, const GemmProblem& problem, con
   KernelDraft draft = product_kernel(spec, problem, tile);
   draft.choice = 0;
   return draft;
-}
-
-/// The product of a split problem: what comes after it is not its kernel's.
-KernelSpec product_spec(const KernelSpec& spec, const ir::Graph& product, const Argument& partials) {
-  return {product, spec.operands, spec.alignment, {partials}, {256}, spec.name, spec.flops, spec.device, {}};
 }
 
 }  // namespace
@@ -80,14 +67,7 @@ void emit_contraction(const KernelSpec& spec, Emission& emission) {
   const ir::Graph product = part_of(spec.body, {problem.value});
   const Argument partials = emission.workspace(problem.splits * problem.rows * problem.columns * 4);
   emission.launch(tuned_kernel(product_spec(spec, product, partials), problem, tile));
-
-  const int input = static_cast<int>(spec.operands.size());
-  const ir::Graph sum = sum_body(spec.body, problem.value, input);
-  KernelSpec second{sum, spec.operands, spec.alignment, spec.results, spec.result_alignment, spec.name, 0, spec.device,
-                    {}};
-  second.operands.push_back(partials);
-  second.alignment.push_back(256);
-  emission.launch(sum_kernel(second, problem, input));
+  emit_sum(spec, problem.value, partials, partial_sums(spec, problem), emission);
 }
 
 }  // namespace difuse::codegen::cuda

@@ -9,7 +9,7 @@
 
 namespace difuse::codegen::cuda {
 
-Parameters::Parameters(const ir::Graph& body, const KernelSpec& spec) {
+Parameters::Parameters(const ir::Graph& body, const KernelSpec& spec, const Maps& maps) {
   operands_.resize(spec.operands.size());
   const auto users = body.users();
   for (size_t i = 0; i < spec.operands.size(); ++i) {
@@ -17,13 +17,21 @@ Parameters::Parameters(const ir::Graph& body, const KernelSpec& spec) {
     const ir::Value v = body.find_input(std::to_string(i));
     const bool is_output = std::ranges::any_of(body.outputs(), [&](const auto& n) { return n.value == v; });
     if (!v.valid() || (users[static_cast<size_t>(v.node)].empty() && !is_output)) continue;
-    add(operands_[i], fmt::format("const {}*", storage_type(body.type(v).dtype)), spec.operands[i]);
+    if (const auto map = maps.operands.find(i); map != maps.operands.end()) {
+      add(operands_[i], map->second);
+    } else {
+      add(operands_[i], fmt::format("const {}*", storage_type(body.type(v).dtype)), spec.operands[i]);
+    }
     bytes_ += body.type(v).bytes();
   }
   for (size_t r = 0; r < spec.results.size(); ++r) {
     if (!spec.wanted(r)) continue;
     const ir::Type& type = body.type(body.outputs()[r].value);
-    add(result(r), storage_type(type.dtype) + "*", spec.results[r]);
+    if (const auto map = maps.results.find(r); map != maps.results.end()) {
+      add(result(r), map->second);
+    } else {
+      add(result(r), storage_type(type.dtype) + "*", spec.results[r]);
+    }
     bytes_ += type.bytes();
   }
 }
@@ -33,6 +41,12 @@ void Parameters::add(std::string name, int64_t number) { add(std::move(name), "l
 void Parameters::add(std::string name, std::string type, Argument argument) {
   text_ += fmt::format("{}{} {}", text_.empty() ? "" : ", ", type, name);
   arguments_.push_back(argument);
+}
+
+void Parameters::add(std::string name, const TensorMapSpec& map) {
+  add(std::move(name), "const __grid_constant__ TensorMap",
+      {Argument::Kind::tensor_map, static_cast<int64_t>(tensor_maps_.size())});
+  tensor_maps_.push_back(map);
 }
 
 void Parameters::add_outers(const ir::Graph& body, const std::set<int>& inputs) {

@@ -1,6 +1,7 @@
 // Small pieces that every emitter's source text needs: a kernel's parameters, and templates with named fields.
 #pragma once
 
+#include <map>
 #include <set>
 #include <string>
 #include <string_view>
@@ -15,13 +16,21 @@ namespace difuse::codegen::cuda {
 /// wanted, numbers.
 class Parameters {
  public:
+  /// Operands and results that are passed as tensor maps, under the names of their pointers.
+  struct Maps {
+    std::map<size_t, TensorMapSpec> operands, results;
+  };
+
   /// `body` is the spec's, or one with the same inputs and outputs.
-  Parameters(const ir::Graph& body, const KernelSpec& spec);
+  Parameters(const ir::Graph& body, const KernelSpec& spec, const Maps& maps = {});
 
   /// Appends a `long long`.
   void add(std::string name, int64_t number);
   /// Appends a pointer: "const f32*".
   void add(std::string name, std::string type, Argument argument);
+
+  /// Appends a tensor map.
+  void add(std::string name, const TensorMapSpec& map);
 
   /// The outermost extents of these inputs (BodyCode::outers), as `outer_i`.
   void add_outers(const ir::Graph& body, const std::set<int>& inputs);
@@ -33,6 +42,7 @@ class Parameters {
 
   std::string text() const { return text_; }
   const std::vector<Argument>& arguments() const { return arguments_; }
+  const std::vector<TensorMapSpec>& tensor_maps() const { return tensor_maps_; }
   /// Of the operands and results among the parameters, each once.
   int64_t bytes() const { return bytes_; }
 
@@ -40,6 +50,7 @@ class Parameters {
   std::string text_;
   std::vector<std::string> operands_;
   std::vector<Argument> arguments_;
+  std::vector<TensorMapSpec> tensor_maps_;
   int64_t bytes_ = 0;
 };
 

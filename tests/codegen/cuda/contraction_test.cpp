@@ -21,13 +21,12 @@
 #include "ir/flops.h"
 #include "ir/op.h"
 #include "ir/reference.h"
+#include "tests/codegen/cuda/body_run.h"
 #include "tests/codegen/cuda/recorder.h"
-#include "tests/support/cuda_emulator/emulated_kernel.h"
 
 namespace difuse::codegen::cuda {
 namespace {
 
-using difuse::testing::EmulatedKernel;
 using ir::Builder;
 using ir::DType;
 using ir::Graph;
@@ -37,45 +36,7 @@ using ir::TensorMap;
 using ir::Type;
 using ir::Value;
 
-constexpr auto kUntouched = std::byte{0xff};  // NaNs
-constexpr int64_t kGuard = 256;               ///< Bytes after every tensor, which nobody may write.
-
 const ir::DeviceSpec& h100() { return *ir::find_device_spec("h100"); }
-
-std::vector<std::byte> stored(const Tensor& t) {
-  const auto size = static_cast<size_t>(ir::size_of(t.type.dtype));
-  std::vector<std::byte> bytes(t.data.size() * size);
-  for (size_t i = 0; i < t.data.size(); ++i) {
-    const auto x = static_cast<float>(t.data[i]);
-    if (t.type.dtype == DType::f32) {
-      std::memcpy(&bytes[i * 4], &x, 4);
-    } else if (t.type.dtype == DType::bf16) {
-      std::memcpy(&bytes[i * 2], reinterpret_cast<const std::byte*>(&x) + 2, 2);
-    } else {
-      const auto half = static_cast<_Float16>(x);
-      std::memcpy(&bytes[i * 2], &half, 2);
-    }
-  }
-  return bytes;
-}
-
-Tensor loaded(const Type& type, const std::byte* bytes) {
-  Tensor t(type);
-  for (size_t i = 0; i < t.data.size(); ++i) {
-    float x = 0;
-    if (type.dtype == DType::f32) {
-      std::memcpy(&x, bytes + i * 4, 4);
-    } else if (type.dtype == DType::bf16) {
-      std::memcpy(reinterpret_cast<std::byte*>(&x) + 2, bytes + i * 2, 2);
-    } else {
-      _Float16 half;
-      std::memcpy(&half, bytes + i * 2, 2);
-      x = static_cast<float>(half);
-    }
-    t.data[i] = x;
-  }
-  return t;
-}
 
 /// How a problem lies in memory and how it is computed.
 struct Setting {
@@ -87,37 +48,8 @@ struct Setting {
   bool is_wide = false;           ///< Offsets of 64 bits; only without splits.
 };
 
-struct Placed {
-  KernelSpec spec;
-  int64_t arena_bytes;
-};
-
-const Type& operand_type(const Graph& body, size_t i) { return body.type(body.find_input(std::to_string(i))); }
-
 Placed place(const Graph& body, const Setting& setting) {
-  Placed placed{{body, {}, {}, {}, {}, "test", 0, h100(), {}}, 0};
-  const auto next = [&](int64_t bytes) {
-    const Argument at{Argument::Kind::arena, placed.arena_bytes + setting.alignment % 256};
-    placed.arena_bytes += (bytes + setting.alignment % 256 + kGuard + 255) / 256 * 256;
-    return at;
-  };
-  for (size_t i = 0; i < body.leaves(ir::Op::input).size(); ++i) {
-    placed.spec.operands.push_back(next(operand_type(body, i).bytes()));
-    placed.spec.alignment.push_back(setting.alignment);
-    placed.spec.is_tf32.push_back(setting.tf32);
-  }
-  for (size_t r = 0; r < body.outputs().size(); ++r) {
-    const auto shared = setting.in_place.find(static_cast<int>(r));
-    if (setting.unwanted.contains(static_cast<int>(r))) {
-      placed.spec.results.push_back(Argument::number(0));
-    } else if (shared != setting.in_place.end()) {
-      placed.spec.results.push_back(placed.spec.operands[static_cast<size_t>(shared->second)]);
-    } else {
-      placed.spec.results.push_back(next(body.type(body.outputs()[r].value).bytes()));
-    }
-    placed.spec.result_alignment.push_back(setting.alignment);
-  }
-  return placed;
+  return cuda::place(body, {setting.alignment, setting.tf32, setting.unwanted, setting.in_place}, h100());
 }
 
 Recorder emitted(const Placed& placed, const Setting& setting = {}) {
@@ -133,105 +65,16 @@ Recorder emitted(const Placed& placed, const Setting& setting = {}) {
   return recorder;
 }
 
-struct Aligned {
-  explicit Aligned(int64_t bytes) : memory(static_cast<size_t>(bytes) + 256, kUntouched) {
-    start = memory.data() + (256 - reinterpret_cast<uintptr_t>(memory.data()) % 256) % 256;
-  }
-  std::vector<std::byte> memory;
-  std::byte* start;
-};
-
 /// Results by output name; those that are unwanted are missing.
 TensorMap run(const Graph& body, const TensorMap& inputs, const Setting& setting = {}) {
   EXPECT_TRUE(accepts_contraction(body));
   const Placed placed = place(body, setting);
-  const KernelSpec& spec = placed.spec;
-  const Recorder recorder = emitted(placed, setting);
-  Aligned arena(placed.arena_bytes), workspace(recorder.workspace_bytes);
-  std::vector<bool> owned(static_cast<size_t>(placed.arena_bytes), false);
-  const auto own = [&](const Argument& at, int64_t bytes) {
-    std::fill_n(owned.begin() + at.value, bytes, true);
-    return arena.start + at.value;
-  };
-  for (size_t i = 0; i < spec.operands.size(); ++i) {
-    const std::vector<std::byte> bytes = stored(inputs.at(std::to_string(i)));
-    std::ranges::copy(bytes, own(spec.operands[i], std::ssize(bytes)));
-  }
-  for (size_t r = 0; r < spec.results.size(); ++r) {
-    if (spec.wanted(r)) own(spec.results[r], body.type(body.outputs()[r].value).bytes());
-  }
-  std::vector<CudaSource> sources;
-  for (const KernelDraft& draft : recorder.drafts) sources.push_back(source_of(draft, "sm_80"));
-  const auto kernels = EmulatedKernel::build_all(sources, {.find_races = true});
-  for (size_t k = 0; k < kernels.size(); ++k) {
-    const KernelDraft& draft = recorder.drafts[k];
-    std::vector<uint64_t> arguments;
-    for (const Argument& a : draft.arguments) {
-      arguments.push_back(a.kind == Argument::Kind::number  ? static_cast<uint64_t>(a.value)
-                          : a.kind == Argument::Kind::arena ? reinterpret_cast<uint64_t>(arena.start + a.value)
-                                                            : reinterpret_cast<uint64_t>(workspace.start + a.value));
-    }
-    kernels[k].launch(draft.grid, draft.threads, draft.shared_bytes, arguments);
-  }
-  for (size_t i = 0; i < owned.size(); ++i) {
-    if (!owned[i] && arena.start[i] != kUntouched) {
-      ADD_FAILURE() << "byte " << i << " of the arena belongs to nobody and was written";
-      break;
-    }
-  }
-  TensorMap results;
-  for (size_t r = 0; r < spec.results.size(); ++r) {
-    if (!spec.wanted(r)) continue;
-    results[std::to_string(r)] = loaded(body.type(body.outputs()[r].value), arena.start + spec.results[r].value);
-  }
-  return results;
-}
-
-/// An image's values depend on its place in the batch alone, so that a batch's first images are a smaller batch's.
-TensorMap random_inputs(const Graph& body, bool tf32) {
-  TensorMap inputs;
-  for (const int id : body.leaves(ir::Op::input)) {
-    const auto& leaf = body.node(id).as<ir::LeafAttrs>();
-    std::mt19937_64 random(std::hash<std::string>()(leaf.name) + 17);
-    std::normal_distribution<double> normal(0.1, 1);
-    Tensor t(body.node(id).types[0]);
-    for (double& x : t.data) {
-      auto value = static_cast<float>(normal(random));
-      if (tf32) {
-        uint32_t bits;
-        std::memcpy(&bits, &value, 4);
-        bits = (bits + 0x1000) & ~uint32_t{0x1fff};
-        std::memcpy(&value, &bits, 4);
-      }
-      x = ir::round_to(value, t.type.dtype);
-    }
-    inputs[leaf.name] = std::move(t);
-  }
-  return inputs;
-}
-
-/// Of f32 results: 2e-6, and where one product after the other is added to the tensor core's own sum, half a last bit
-/// (2^-25) for each, because it cuts off towards zero.
-double f32_tolerance(const Graph& body, const TensorMap& inputs, bool tf32) {
-  bool short_operands = tf32;
-  for (const auto& [name, t] : inputs) short_operands = short_operands || t.type.dtype != DType::f32;
-  int64_t products = 0;
-  for (int id = 0; short_operands && id < body.size(); ++id) {
-    const ir::Node& node = body.node(id);
-    if (ir::node_flops(body, node) > 0) products = ir::node_flops(body, node) / (2 * node.types[0].elements()) / 8;
-  }
-  return 2e-6 + static_cast<double>(products) * 0x1p-25;
+  return run_drafts(placed, emitted(placed, setting), inputs, "sm_80");
 }
 
 void expect_reference(const Graph& body, const Setting& setting = {}) {
   const TensorMap inputs = random_inputs(body, setting.tf32);
-  const TensorMap got = run(body, inputs, setting), want = ir::run_reference(body, inputs, {}).outputs;
-  const double exact = f32_tolerance(body, inputs, setting.tf32);
-  for (const auto& [name, tensor] : got) {
-    // What is rounded may become the neighbour of what the reference gives.
-    const double tolerance = tensor.type.dtype == DType::bf16 ? 8e-3 : tensor.type.dtype == DType::f16 ? 1e-3 : exact;
-    EXPECT_LE(ir::relative_error(tensor.data, want.at(name).data), tolerance) << "output " << name;
-  }
+  cuda::expect_reference(body, inputs, run(body, inputs, setting), setting.tf32);
 }
 
 struct Conv {

@@ -91,7 +91,7 @@ std::string problem_of(const Variant& v) {
   const Argument at{Argument::Kind::arena, 0};
   KernelSpec spec{body, {at, at}, {v.alignment, 256}, {at, v.is_wanted ? at : Argument::number(0)}, {256, 256}, "one",
                   0,    h100(),   {v.tf32, v.tf32}};
-  return find_emitter(body).choices(spec).at(0).problem;
+  return find_emitter(spec).choices(spec).at(0).problem;
 }
 
 TEST(TuningSites, TellKernelsApart) {

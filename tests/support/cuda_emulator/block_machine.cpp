@@ -18,13 +18,13 @@ using emulator::Part;
 
 constexpr int kPoison = 0xff;  // Bytes of a NaN in every float format.
 // Addresses as instructions take them: zero is none of them, and static arrays lie apart from dynamic ones.
-constexpr unsigned kDynamicBase = 1024, kStaticBase = 1 << 20;
+constexpr unsigned kDynamicBase = emulator::kDynamicBase, kStaticBase = 1 << 20;
 
-constexpr std::array<const char*, 17> kNames = {
+constexpr std::array<const char*, 18> kNames = {
     "__syncthreads", "__syncthreads_count", "__syncthreads_and", "__syncthreads_or", "__syncwarp",
     "__shfl_sync",   "__shfl_xor_sync",     "__shfl_up_sync",    "__shfl_down_sync", "__any_sync",
     "__all_sync",    "__ballot_sync",       "mma_bf16",          "mma_f16",          "mma_tf32",
-    "ldmatrix_x4",   "ldmatrix_x4_trans"};
+    "ldmatrix_x4",   "ldmatrix_x4_trans",   "stmatrix_x4_trans"};
 
 const char* name_of(Collective collective) { return kNames[static_cast<size_t>(collective)]; }
 bool is_of_block(Collective collective) { return collective <= Collective::sync_threads_or; }
@@ -93,12 +93,15 @@ void BlockMachine::start_threads() {
   ready_begin_ = ready_count_ = 0;
   block_arrived_ = {};
   for (auto& warp : warps_) warp.clear();
+  named_barriers_ = {};
+  idle_ = 0;
   const unsigned count = launch_.threads;
   for (unsigned i = 0; i < count; ++i) {
     Thread& thread = threads_[i];
     thread.context = pool_.start(i, &BlockMachine::run_thread, this);
     thread.part = nullptr;
     thread.ended = false;
+    thread.waits_for = nullptr;
     thread.copies.clear();
     thread.groups = 0;
     thread.warp_barriers = 0;
@@ -111,6 +114,7 @@ void BlockMachine::run_thread(void* machine) {
   self.launch_.code.run(reinterpret_cast<const unsigned long long*>(self.launch_.arguments.data()));
   self.threads_[self.running_].ended = true;
   ++self.ended_;
+  self.progress();
   self.leave();
   std::abort();
 }
@@ -143,6 +147,42 @@ void BlockMachine::wake(unsigned thread) {
   size_t end = ready_begin_ + ready_count_++;
   if (end >= ready_.size()) end -= ready_.size();
   ready_[end] = thread;
+  progress();
+}
+
+void BlockMachine::named_barrier(int id, int threads, bool waits) {
+  NamedBarrier& barrier = named_barriers_.at(static_cast<size_t>(id));
+  if (waits) barrier.waiting.push_back(running_);
+  if (++barrier.arrived < threads) {
+    if (!waits) return;
+    threads_[running_].waits_for = "a named barrier";
+    return leave();
+  }
+  if (barrier.arrived > threads) {
+    failure_ = fmt::format("{}, thread {}: more threads come to the named barrier {} than the {} it is for", place(),
+                           running_, id, threads);
+    stop();
+  }
+  for (const unsigned thread : barrier.waiting) {
+    threads_[thread].waits_for = nullptr;
+    if (thread != running_) wake(thread);
+  }
+  barrier = {};
+}
+
+void BlockMachine::wait_for_progress() {
+  // When all have looked twice and nothing happened, nothing will.
+  if (++idle_ > 2 * launch_.threads) {
+    failure_ = fmt::format("{}, thread {}: it waits at a barrier in shared memory for what nobody brings; {}", place(),
+                           running_, describe_waiting());
+    stop();
+  }
+  threads_[running_].waits_for = "a barrier in shared memory";
+  const unsigned idle = idle_;
+  wake(running_);
+  idle_ = idle;
+  leave();
+  threads_[running_].waits_for = nullptr;
 }
 
 void BlockMachine::meet(Collective collective, unsigned mask, Part& part) {
@@ -233,6 +273,7 @@ void BlockMachine::perform(const Meeting& meeting, unsigned first_thread) {
         break;
       case Collective::ldmatrix:
       case Collective::ldmatrix_trans:
+      case Collective::stmatrix_trans:
         if (reinterpret_cast<uintptr_t>(part->row) % 16 != 0 || !is_shared(part->row, 16)) {
           failure_ = fmt::format("{}, thread {}: {}: row address {} is not 16 aligned bytes of shared memory", place(),
                                  first_thread + l, name_of(meeting.collective), part->row);
@@ -245,6 +286,8 @@ void BlockMachine::perform(const Meeting& meeting, unsigned first_thread) {
   }
   if (meeting.collective >= Collective::mma_bf16 && meeting.collective <= Collective::mma_tf32) {
     compute_mma(meeting.collective, parts);
+  } else if (meeting.collective == Collective::stmatrix_trans) {
+    compute_stmatrix_trans(parts);
   } else if (meeting.collective >= Collective::ldmatrix) {
     compute_ldmatrix(meeting.collective == Collective::ldmatrix_trans, parts);
   }
@@ -299,6 +342,15 @@ bool BlockMachine::is_shared(const void* pointer, unsigned bytes) const {
          inside(code.static_shared, code.static_shared_end);
 }
 
+unsigned char* BlockMachine::shared_pointer(unsigned address, unsigned bytes) {
+  if (address >= kDynamicBase && address + bytes <= kDynamicBase + launch_.shared_bytes) {
+    return launch_.code.dynamic_shared + (address - kDynamicBase);
+  }
+  failure_ =
+      fmt::format("{}, thread {}: {} bytes at {} are not in dynamic shared memory", place(), running_, bytes, address);
+  stop();
+}
+
 unsigned BlockMachine::shared_address(const void* pointer) {
   const auto* at = static_cast<const unsigned char*>(pointer);
   const auto& code = launch_.code;
@@ -349,7 +401,9 @@ std::string BlockMachine::describe_waiting() const {
   for (unsigned t = 0; t < launch_.threads; ++t) {
     const Thread& thread = threads_[t];
     std::string what = "have ended";
-    if (!thread.ended) {
+    if (thread.waits_for != nullptr) {
+      what = fmt::format("wait at {}", thread.waits_for);
+    } else if (!thread.ended) {
       what = fmt::format("wait at {}", name_of(thread.collective));
       if (!is_of_block(thread.collective)) what += fmt::format(" (mask {:#010x})", thread.mask);
     }

@@ -37,6 +37,10 @@ class BlockMachine final : public emulator::Machine {
   void copy_async_commit() override;
   void copy_async_wait(int pending) override;
   unsigned shared_address(const void* pointer) override;
+  unsigned char* shared_pointer(unsigned address, unsigned bytes) override;
+  void named_barrier(int id, int threads, bool waits) override;
+  void wait_for_progress() override;
+  void progress() override { idle_ = 0; }
   void access(const void* pointer, unsigned bytes, bool is_write) override;
   [[noreturn]] void fail(const char* message, const char* file, unsigned line) override;
 
@@ -53,14 +57,20 @@ class BlockMachine final : public emulator::Machine {
     emulator::Collective collective{};
     unsigned mask = 0;
     bool ended = false;
-    std::vector<Copy> copies;  ///< Not done yet.
-    int groups = 0;            ///< Committed ones.
-    int warp_barriers = 0;     ///< That it has passed.
+    const char* waits_for = nullptr;  ///< Besides a collective.
+    std::vector<Copy> copies;         ///< Not done yet.
+    int groups = 0;                   ///< Committed ones.
+    int warp_barriers = 0;            ///< That it has passed.
   };
   /// Lanes of a warp that wait for the others of their mask.
   struct Meeting {
     emulator::Collective collective;
     unsigned mask, arrived;
+  };
+
+  struct NamedBarrier {
+    int arrived = 0;
+    std::vector<unsigned> waiting;
   };
 
   static void run_thread(void* machine);
@@ -86,7 +96,9 @@ class BlockMachine final : public emulator::Machine {
   std::vector<Thread> threads_;
   std::vector<std::vector<Meeting>> warps_;
   std::array<unsigned, 4> block_arrived_{};  ///< By sync_threads*.
-  std::vector<unsigned> ready_;              ///< A ring: thread numbers, each at most once.
+  std::array<NamedBarrier, 16> named_barriers_;
+  unsigned idle_ = 0;            ///< Waits for progress since there was some.
+  std::vector<unsigned> ready_;  ///< A ring: thread numbers, each at most once.
   size_t ready_begin_ = 0, ready_count_ = 0;
   bool backwards_ = false;
   std::optional<RaceChecker> races_;

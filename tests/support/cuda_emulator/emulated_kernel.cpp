@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "ir/error.h"
 #include "tests/support/cuda_emulator/block_machine.h"
 #include "tests/support/cuda_emulator/kernel_library.h"
@@ -66,11 +68,28 @@ void EmulatedKernel::launch(const Grid& grid, int threads, int64_t dynamic_share
   }
 }
 
+emulator::TensorMapContent emulated_map(const codegen::cuda::TensorMapSpec& spec, std::byte* start) {
+  emulator::TensorMapContent map{};
+  map.start = reinterpret_cast<unsigned char*>(start);
+  map.rank = static_cast<unsigned short>(spec.extents.size());
+  map.element_bytes = static_cast<unsigned short>(ir::size_of(spec.dtype));
+  std::ranges::copy(spec.extents, map.extents);
+  std::ranges::copy(spec.strides, map.strides);
+  std::ranges::copy(spec.box, map.box);
+  return map;
+}
+
 void run_emulated(const codegen::cuda::CudaPlan& plan, std::byte* arena, std::byte* workspace,
                   const EmulatorOptions& options) {
   const auto kernels = EmulatedKernel::build_all(plan.sources, options);
   std::vector<uint64_t> arguments;
+  std::vector<emulator::TensorMapContent> maps;
   for (const auto& call : plan.calls) {
+    maps.clear();
+    for (const auto& map : call.tensor_maps) {
+      std::byte* const memory = map.start.kind == Argument::Kind::arena ? arena : workspace;
+      maps.push_back(emulated_map(map, memory + map.start.value));
+    }
     arguments.clear();
     for (const Argument& argument : call.arguments) {
       switch (argument.kind) {
@@ -82,6 +101,9 @@ void run_emulated(const codegen::cuda::CudaPlan& plan, std::byte* arena, std::by
           break;
         case Argument::Kind::number:
           arguments.push_back(EmulatedKernel::argument(argument.value));
+          break;
+        case Argument::Kind::tensor_map:
+          arguments.push_back(EmulatedKernel::argument(&maps[static_cast<size_t>(argument.value)]));
           break;
       }
     }

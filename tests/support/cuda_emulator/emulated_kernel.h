@@ -1,9 +1,9 @@
 // Runs the project's CUDA kernels on the CPU, to show without a GPU that they compute the right values.
 //
-// A kernel's source is compiled as C++: its intrinsics are functions of device/prelude.cuh, and the text of
-// codegen/cuda/device/ptx.cuh (between the marks that device_source() writes) is replaced by device/ptx.cuh of this
-// folder. Blocks run one after the other; the threads of a block take turns, each running until it waits in a
-// collective: the first runs first in blocks whose indices have an even sum, the last in the others.
+// A kernel's source is compiled as C++: its intrinsics are functions of device/prelude.cuh, and the texts of
+// codegen/cuda/device/ptx.cuh and ptx_sm90.cuh (between the marks that device_source() writes) are replaced by those of
+// this folder's device/. Blocks run one after the other; the threads of a block take turns, each running until it waits
+// in a collective: the first runs first in blocks whose indices have an even sum, the last in the others.
 //
 // What it shows:
 // - values: fp32 operations as written, fmaf and conversions exactly as on a device; mma accumulates in fp32; exp, sin
@@ -22,6 +22,10 @@
 //   that is read without copy_async_wait (NaNs are there until the wait), or overwrites what is still to be read.
 // Built with the address sanitizer, kernels are instrumented too: what lies outside of a heap block is found.
 //
+// Hopper's engines do at once what they are told: a copy has arrived when tensor_load returns, and a product is there
+// when multiply_bf16 does. So a barrier that is not waited for shows where the threads' order lets it, and what only an
+// engine reads or writes is not looked at for races.
+//
 // What it does not show: accesses beyond a tensor that stay inside the arena; races between launches, such as a missing
 // wait_for_previous_kernel; without find_races, races that this one order of threads does not turn into wrong values;
 // timing, bank conflicts, registers and spills; whether NVRTC accepts the source.
@@ -34,6 +38,7 @@
 #include <vector>
 
 #include "codegen/cuda/cuda_plan.h"
+#include "tests/support/cuda_emulator/device/machine.cuh"
 
 namespace difuse::testing {
 
@@ -52,8 +57,8 @@ class EmulatedKernel {
   static std::vector<EmulatedKernel> build_all(std::span<const codegen::CudaSource> sources,
                                                const EmulatorOptions& options = {});
 
-  /// Runs all blocks. Every argument is a pointer or a `long long` (see argument()). Throws Error for what is listed
-  /// above; what the kernel wrote so far stays.
+  /// Runs all blocks. Every argument is a pointer or a `long long` (see argument()), or the address of a tensor map.
+  /// Throws Error for what is listed above; what the kernel wrote so far stays.
   void launch(const codegen::cuda::Grid& grid, int threads, int64_t dynamic_shared_bytes,
               std::span<const uint64_t> arguments) const;
 
@@ -65,6 +70,9 @@ class EmulatedKernel {
 
   std::shared_ptr<KernelLibrary> library_;
 };
+
+/// A tensor map for emulated kernels; `start` is the address of the tensor's first element.
+emulator::TensorMapContent emulated_map(const codegen::cuda::TensorMapSpec& spec, std::byte* start);
 
 /// Every call of the plan, in order. The arena holds the plan's memory.arena_bytes, the workspace workspace_bytes, both
 /// at multiples of 256.

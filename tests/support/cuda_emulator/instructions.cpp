@@ -135,4 +135,17 @@ void compute_ldmatrix(bool transposed, const WarpParts& lanes) {
   }
 }
 
+void compute_stmatrix_trans(const WarpParts& lanes) {
+  for (size_t lane = 0; lane < 32; ++lane) {
+    const size_t column = lane / 4, pair = lane % 4 * 2;
+    for (size_t m = 0; m < 4; ++m) {
+      for (size_t i = 0; i < 2; ++i) {
+        const auto half = static_cast<uint16_t>(lanes[lane]->r[m] >> (16 * i));
+        auto* const row = static_cast<std::byte*>(const_cast<void*>(lanes[m * 8 + pair + i]->row));
+        std::memcpy(row + 2 * column, &half, 2);
+      }
+    }
+  }
+}
+
 }  // namespace difuse::testing

@@ -13,5 +13,7 @@ using WarpParts = std::array<emulator::Part*, 32>;
 void compute_mma(emulator::Collective collective, const WarpParts& lanes);
 /// Every lane's row is an address that can be read.
 void compute_ldmatrix(bool transposed, const WarpParts& lanes);
+/// Every lane's row is an address that can be written.
+void compute_stmatrix_trans(const WarpParts& lanes);
 
 }  // namespace difuse::testing

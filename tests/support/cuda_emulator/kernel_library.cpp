@@ -117,15 +117,14 @@ std::string replace_shared(std::string text) {
   return text;
 }
 
-std::string replace_ptx(const std::string& text) {
-  const std::string begin_mark = "// -- ptx.cuh\n", end_mark = "// -- end of ptx.cuh\n";
+std::string replace_header(const std::string& text, const char* name) {
+  const std::string begin_mark = fmt::format("// -- {}\n", name), end_mark = fmt::format("// -- end of {}\n", name);
   const size_t begin = text.find(begin_mark);
   if (begin == std::string::npos) return text;
   const size_t end = text.find(end_mark, begin);
-  if (end == std::string::npos) throw Error("ptx.cuh has no end in a kernel's source");
+  if (end == std::string::npos) throw Error(fmt::format("{} has no end in a kernel's source", name));
   const auto lines = std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(end), '\n');
-  return text.substr(0, begin) + device_text("ptx.cuh") + fmt::format("#line {} \"kernel\"\n", lines + 1) +
-         text.substr(end);
+  return text.substr(0, begin) + device_text(name) + fmt::format("#line {} \"kernel\"\n", lines + 1) + text.substr(end);
 }
 
 unsigned architecture_number(const std::string& architecture) {
@@ -220,7 +219,7 @@ std::string translate(const CudaSource& source, bool find_races) {
   text += device_text("prelude.cuh");
   // Without a name, so that nothing is kept that the kernel does not use.
   text += "namespace {\n#line 1 \"kernel\"\n";
-  text += replace_ptx(replace_shared(source.source));
+  text += replace_header(replace_header(replace_shared(source.source), "ptx.cuh"), "ptx_sm90.cuh");
   text += fmt::format("\n}}\n#define EMULATED_KERNEL {}\n", source.name);
   text += device_text("exports.cuh");
   return text;

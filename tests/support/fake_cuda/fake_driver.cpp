@@ -280,7 +280,20 @@ Result cuMemsetD8Async(DevicePointer at, unsigned char value, size_t bytes, Stre
   });
 }
 Result cuMemsetD32Async(DevicePointer, unsigned, size_t, Stream) { return Result::invalid_value; }
-Result cuTensorMapEncodeTiled() { return Result::invalid_value; }
+/// A map begins with the tensor's address, and so is a pointer to fake kernels.
+Result cuTensorMapEncodeTiled(TensorMap* map, TensorMapType, uint32_t rank, void* address, const uint64_t* dims,
+                              const uint64_t* strides, const uint32_t* box, const uint32_t* element_strides,
+                              TensorMapInterleave, TensorMapSwizzle, TensorMapL2Promotion, TensorMapFill) {
+  bool valid = rank >= 1 && rank <= 5 && reinterpret_cast<uint64_t>(address) % 16 == 0;
+  for (uint32_t d = 0; valid && d < rank; ++d) {
+    valid = dims[d] > 0 && box[d] > 0 && box[d] <= 256 && element_strides[d] == 1;
+    if (d + 1 < rank) valid = valid && strides[d] % 16 == 0;
+  }
+  if (!valid) return Result::invalid_value;
+  *map = {};
+  map->opaque[0] = reinterpret_cast<uint64_t>(address);
+  return Result::success;
+}
 
 Result cuStreamCreate(Stream* stream, unsigned) {
   *stream = gpu().stream = new StreamTag;

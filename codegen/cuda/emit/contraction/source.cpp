@@ -224,46 +224,19 @@ $epilogue    }
   return draft;
 }
 
-KernelDraft sum_kernel(const KernelSpec& spec, const GemmProblem& p, int partials) {
-  constexpr int kParts = 8;
-  const ir::Graph& body = spec.body;
-  const ir::Value value = body.find_input(text(partials));
-  const int lanes = epilogue_lanes(spec, value, 4);
-  Parameters parameters(body, spec);
-  const EpilogueCode epilogue =
-      epilogue_code(spec, value, "sum[l]", lanes, parameters.operands(), {}, "element", wanted_outputs(spec));
-  parameters.add("splits", p.splits);
-  parameters.add_outers(body, epilogue.outers);
+PartialSums partial_sums(const KernelSpec& spec, const GemmProblem& p) {
+  const int lanes = sum_lanes(spec, p.value);
   const int64_t size = p.rows * p.columns;
-
-  KernelDraft draft;
-  draft.name = spec.name + "_sum";
-  draft.source = device_source(headers("gemm_sum.cuh")) + filled(R"(
-using index_t = $index;
-
-extern "C" __global__ void __launch_bounds__($threads, 1) $kernel($parameters) {
-  wait_for_previous_kernel();
-  let_next_kernel_start();
-  const index_t element = (static_cast<index_t>(blockIdx.x) * 32 + threadIdx.x % 32) * $lanes;
-  const bool valid = element < $size;
-  const Run<f32, $lanes> sum =
-      gemm::sum_of_splits<$lanes, $parts>($from + element, $size, static_cast<int>(splits), valid);
-  if (threadIdx.x >= 32 || !valid) return;
-$epilogue}
-)",
-                                                                 {{"index", index_type(p.is_wide)},
-                                                                  {"threads", text(32 * kParts)},
-                                                                  {"parameters", parameters.text()},
-                                                                  {"lanes", text(lanes)},
-                                                                  {"parts", text(kParts)},
-                                                                  {"size", text(size)},
-                                                                  {"from", "p" + text(partials)},
-                                                                  {"epilogue", indented(epilogue.text, 2)}});
-  draft.grid.x = ceil_div(size, 32 * lanes);
-  draft.threads = 32 * kParts;
-  draft.arguments = parameters.arguments();
-  draft.bytes = parameters.bytes() + (p.splits - 1) * size * 4;
-  return draft;
+  PartialSums sums{.runs = ceil_div(size, lanes), .lanes = lanes, .is_wide = p.is_wide, .bytes = p.splits * size * 4};
+  sums.place = fmt::format(
+      "const index_t element = run * {};\n"
+      "const bool valid = element < {};\n"
+      "const f32* const at = partials + element;\n"
+      "const long long stride = {};\n"
+      "const int count = static_cast<int>(splits);\n",
+      lanes, size, size);
+  sums.numbers = {{"splits", p.splits}};
+  return sums;
 }
 
 }  // namespace difuse::codegen::cuda

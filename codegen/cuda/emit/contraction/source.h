@@ -2,6 +2,7 @@
 #pragma once
 
 #include "codegen/cuda/emit/contraction/problem.h"
+#include "codegen/cuda/emit/contraction/sum.h"
 #include "codegen/cuda/emit/contraction/tiles.h"
 #include "codegen/cuda/kernel_spec.h"
 
@@ -11,7 +12,7 @@ namespace difuse::codegen::cuda {
 /// as its body, and its result is the first of `splits` partial results, one behind the other.
 KernelDraft product_kernel(const KernelSpec& spec, const GemmProblem& problem, const GemmTile& tile);
 
-/// Adds the partial results, which are input `partials` of the spec's body, and does everything after that.
-KernelDraft sum_kernel(const KernelSpec& spec, const GemmProblem& problem, int partials);
+/// What the product of a split problem leaves to be added.
+PartialSums partial_sums(const KernelSpec& spec, const GemmProblem& problem);
 
 }  // namespace difuse::codegen::cuda

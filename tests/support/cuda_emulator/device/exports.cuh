@@ -7,14 +7,23 @@ template <auto kernel>
 struct Entry;
 template <class... Parameter, void (*kernel)(Parameter...)>
 struct Entry<kernel> {
-  static_assert(((sizeof(Parameter) == 8) && ...), "a kernel's parameters are 8 bytes each");
+  // What is not 8 bytes long is a tensor map, and the argument its address.
+  static_assert(((sizeof(Parameter) == 8 || sizeof(Parameter) == 128) && ...), "a parameter is 8 bytes or a tensor map");
   static constexpr unsigned parameters = sizeof...(Parameter);
 
   template <int... i>
   struct Indices {};
+  template <class P>
+  static P parameter(unsigned long long argument) {
+    if constexpr (sizeof(P) == 8) {
+      return __builtin_bit_cast(P, argument);
+    } else {
+      return *reinterpret_cast<const P*>(argument);
+    }
+  }
   template <int... i>
   static void call(const unsigned long long* arguments, Indices<i...>) {
-    kernel(__builtin_bit_cast(Parameter, arguments[i])...);
+    kernel(parameter<Parameter>(arguments[i])...);
   }
   static void run(const unsigned long long* arguments) {
     call(arguments, Indices<__integer_pack(static_cast<int>(parameters))...>{});

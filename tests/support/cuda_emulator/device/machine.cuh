@@ -27,6 +27,7 @@ enum class Collective : unsigned char {
   mma_tf32,
   ldmatrix,
   ldmatrix_trans,
+  stmatrix_trans,
 };
 
 /// A thread's part in a collective; it lies on the thread's stack while the thread waits.
@@ -36,8 +37,8 @@ struct Part {
   float* d = nullptr;                        ///< mma: 4 values that the product is added to.
   const unsigned* a = nullptr;               ///< mma: 4 registers.
   const unsigned* b = nullptr;               ///< mma: 2 registers.
-  const void* row = nullptr;                 ///< ldmatrix: the address of 16 bytes.
-  unsigned* r = nullptr;                     ///< ldmatrix: 4 registers.
+  const void* row = nullptr;                 ///< ldmatrix, stmatrix: the address of 16 bytes.
+  unsigned* r = nullptr;                     ///< ldmatrix, stmatrix: 4 registers.
 };
 
 /// The running thread's view of the block, and what it may ask for. The emulator changes the indices whenever another
@@ -55,6 +56,14 @@ class Machine {
   virtual void copy_async_wait(int pending) = 0;
   /// The address as instructions take it: 32 bits. Only for pointers into shared memory.
   virtual unsigned shared_address(const void* pointer) = 0;
+  /// Where `bytes` bytes of dynamic shared memory lie that instructions know by this address.
+  virtual unsigned char* shared_pointer(unsigned address, unsigned bytes) = 0;
+  /// bar.sync and bar.arrive: `threads` come to barrier `id`, and those that wait go on when all have come.
+  virtual void named_barrier(int id, int threads, bool waits) = 0;
+  /// Lets the others run: what the thread waits for has not happened. Ends the launch when nothing can happen any more.
+  virtual void wait_for_progress() = 0;
+  /// Says that something has happened which others may wait for.
+  virtual void progress() = 0;
   /// Called for every access outside of the stacks, in kernels that were compiled to find races.
   virtual void access(const void* pointer, unsigned bytes, bool is_write) = 0;
   /// Ends the launch with this message.
@@ -74,6 +83,16 @@ struct Exports {
   const unsigned char *image, *image_end;  ///< All of the compiled kernel, its variables included.
 };
 
+/// A tensor map's 128 bytes; the driver's own are opaque. Dimensions are listed innermost first.
+struct alignas(64) TensorMapContent {
+  unsigned char* start;
+  unsigned long long extents[5];  ///< Elements.
+  unsigned long long strides[4];  ///< Bytes, of all dimensions but the innermost.
+  unsigned short box[5];          ///< Elements.
+  unsigned short element_bytes, rank;
+};
+
+inline constexpr unsigned kDynamicBase = 1024;      ///< The first address of dynamic shared memory.
 inline constexpr unsigned kDynamicShared = 232448;  ///< Bytes: what a block of sm_90 can have.
 inline constexpr unsigned kSharedMargin = 1024;     ///< Bytes after it that nobody may write.
 

@@ -1,0 +1,374 @@
+// Convolutions of stride 1 on Hopper: bf16 images [n, y, x, c], filters [k, r, s, c], sums in fp32.
+//
+// As a matrix product: rows are 64 output channels (the filter), columns are pixels (the image), and the sum runs over
+// the chunks of 64 input channels, over the taps (r, s) of the filter, and over the channels of the chunk, in that
+// order. A tile of pixels is 8 wide and `rows` high, in each of `images` images; for a filter of 3 x 3 its input is 10
+// wide and rows + 2 high: the halo. Each halo is loaded once and read once per tap: the pixels that tap (r, s) meets
+// are those of the halo from pixel (r, s) on, so the tap's matrix is the same shared memory, described from 10 r + s
+// rows further on. What lies outside the image the copy engine fills with zeros, which is the border.
+//
+// A block is a producer and two consumers. The producer only starts copies: halos and taps of the filter into two rings
+// of slots. The consumers, warpgroups of 128 threads, multiply, each into a tile of its own, add what follows the
+// convolution, and hand the tile to the copy engine. Each slot has two barriers: `full`, for the bytes of its copy, and
+// `empty`, for the warps that have read it. Blocks stay: each computes one pair of tiles after the other.
+//
+// Where all taps of the filter fit into shared memory, they are loaded once per block, and the consumers take turns:
+// one multiplies while the other stores its tile. Elsewhere both consumers meet each tap while it passes through the
+// ring.
+#pragma once
+#include "codegen/cuda/device/ptx_sm90.cuh"
+#include "codegen/cuda/device/vector.cuh"
+
+namespace conv {
+
+/// The result is height x width x outputs; a filter of 1 x 1 sees all pixels of all images as one line.
+template <int height_, int width_, int inputs_, int outputs_, int filter_, int pad_>
+struct Problem {
+  static constexpr int height = height_, width = width_, inputs = inputs_, outputs = outputs_, filter = filter_;
+  static constexpr int pad = pad_, taps = filter * filter, chunks = (inputs + 63) / 64;
+};
+
+/// `blocks`: of a processor at once, 1 or 2. With two, one multiplies while the other begins or ends, and the next
+/// kernel may begin before this one has ended.
+template <int rows_, int images_, int halo_slots_, int tap_slots_, int blocks_ = 1>
+struct Tile {
+  static constexpr int rows = rows_, images = images_, halo_slots = halo_slots_, tap_slots = tap_slots_;
+  static constexpr int blocks = blocks_;
+};
+
+/// A place in a ring, and the parity of the round.
+template <int slots>
+struct Place {
+  int slot = 0, parity = 0;
+
+  __device__ __forceinline__ void advance(int by = 1) {
+    slot += by % slots;
+    parity ^= by / slots % 2;
+    if (slot < slots) return;
+    slot -= slots;
+    parity ^= 1;
+  }
+};
+
+template <class Problem_, class Tile_>
+struct Layout {
+  using Problem = Problem_;
+  using Tile = Tile_;
+  static constexpr bool is_line = Problem::filter == 1;
+  static constexpr int consumers = 2, warpgroup = 128;
+  /// A block that has the processor to itself gives the producer a warpgroup, whose registers go to the consumers.
+  static constexpr int threads = consumers * warpgroup + (Tile::blocks == 1 ? warpgroup : 32);
+  static constexpr int pixels = 8 * Tile::rows * Tile::images;  ///< Of a consumer's tile.
+  static constexpr int tiles_x = (Problem::width + 7) / 8, tiles_y = (Problem::height + Tile::rows - 1) / Tile::rows;
+  static constexpr int output_tiles = (Problem::outputs + 63) / 64;
+
+  static constexpr int pixel_bytes = 128;  ///< A chunk of channels.
+  static constexpr int halo_pitch = (8 + Problem::filter - 1) * pixel_bytes;
+  static constexpr int halo_image = (Tile::rows + Problem::filter - 1) * halo_pitch;
+  static constexpr int halo_bytes = Tile::images * halo_image, halo_slot = (halo_bytes + 1023) / 1024 * 1024;
+  static constexpr int tap_bytes = 64 * pixel_bytes;
+  static constexpr bool is_resident = Tile::tap_slots == Problem::chunks * Problem::taps;
+
+  static constexpr int taps_at = Tile::halo_slots * halo_slot, barriers_at = taps_at + Tile::tap_slots * tap_bytes;
+  static constexpr int bytes = barriers_at + (2 * Tile::halo_slots + 2 * Tile::tap_slots + consumers) * 8;
+
+  // A consumer gives a halo or a tap back when it has begun with the next one.
+  static constexpr int least_halo_slots = is_resident ? consumers + 1 : consumers * (Problem::chunks > 1 ? 2 : 1);
+  static_assert(Tile::halo_slots >= least_halo_slots);
+  static_assert(is_resident || (Tile::halo_slots % consumers == 0 && Tile::tap_slots >= 2));
+};
+
+/// The first pixel and channel of a consumer's tile.
+struct Origin {
+  int output, image, y, x;
+};
+
+/// Work `work` is a pair of tiles of pixels and 64 output channels; neighbours share pixels.
+template <class L>
+__device__ __forceinline__ Origin origin_of(int work, int consumer) {
+  const int pair = quotient<L::output_tiles>(work), tile = pair * L::consumers + consumer;
+  const int output = remainder_of<L::output_tiles>(work) * 64;
+  if constexpr (L::is_line) {
+    return {output, 0, 0, tile * L::pixels};
+  } else {
+    const int line = quotient<L::tiles_x>(tile);
+    return {output, quotient<L::tiles_y>(line) * L::Tile::images, remainder_of<L::tiles_y>(line) * L::Tile::rows,
+            remainder_of<L::tiles_x>(tile) * 8};
+  }
+}
+
+/// The block's shared memory.
+template <class L>
+struct Shared {
+  unsigned char* start;
+
+  __device__ __forceinline__ unsigned char* halo(int slot) const { return start + slot * L::halo_slot; }
+  __device__ __forceinline__ unsigned char* tap(int slot) const { return start + L::taps_at + slot * L::tap_bytes; }
+  __device__ __forceinline__ Barrier* halo_full(int slot) const { return barriers() + slot; }
+  __device__ __forceinline__ Barrier* halo_empty(int slot) const { return barriers() + L::Tile::halo_slots + slot; }
+  __device__ __forceinline__ Barrier* tap_full(int slot) const { return barriers() + 2 * L::Tile::halo_slots + slot; }
+  __device__ __forceinline__ Barrier* tap_empty(int slot) const { return tap_full(L::Tile::tap_slots + slot); }
+  /// For a consumer's own copies.
+  __device__ __forceinline__ Barrier* own(int consumer) const { return tap_full(2 * L::Tile::tap_slots + consumer); }
+
+  /// By all threads, once.
+  __device__ __forceinline__ void init() const {
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < L::Tile::halo_slots; ++i) {
+        barrier_init(halo_full(i), 1);
+        barrier_init(halo_empty(i), 4);  // The warps of one consumer.
+      }
+      for (int i = 0; i < L::Tile::tap_slots; ++i) {
+        barrier_init(tap_full(i), 1);
+        barrier_init(tap_empty(i), 4 * L::consumers);
+      }
+      for (int i = 0; i < L::consumers; ++i) barrier_init(own(i), 1);
+      barrier_init_done();
+    }
+    __syncthreads();
+  }
+
+ private:
+  __device__ __forceinline__ Barrier* barriers() const { return reinterpret_cast<Barrier*>(start + L::barriers_at); }
+};
+
+template <class L>
+__device__ __forceinline__ bool is_producer() {
+  return threadIdx.x >= L::consumers * L::warpgroup;
+}
+/// By all threads of the role: 128 * 40 + 256 * 232 registers are those that 384 threads begin with.
+template <class L, bool producer>
+__device__ __forceinline__ void share_registers() {
+  if constexpr (L::Tile::blocks == 1) {
+    if constexpr (producer) {
+      give_registers<40>();
+    } else {
+      take_registers<232>();
+    }
+  }
+}
+
+/// One thread fills the rings, in the order in which the consumers read them.
+template <class L>
+class Producer {
+ public:
+  __device__ __forceinline__ Producer(unsigned char* shared, const TensorMap& image, const TensorMap& filter)
+      : shared_{shared}, image_(image), filter_(filter) {}
+
+  /// `operand`: what the consumers will load besides (load_operand), so that it is near by then; null: nothing.
+  __device__ __forceinline__ void produce(int works, const TensorMap* operand = nullptr) {
+    bool has_taps = false;
+#pragma unroll 1
+    for (int work = static_cast<int>(blockIdx.x); work < works; work += static_cast<int>(gridDim.x)) {
+      for (int i = 0; operand != nullptr && i < L::consumers; ++i) {
+        const Origin at = origin_of<L>(work, i);
+        tensor_prefetch(*operand, at.output, at.x, at.y, at.image);
+      }
+      if constexpr (L::is_resident) {
+#pragma unroll 1
+        for (int i = 0; i < L::consumers * L::Problem::chunks; ++i) {
+          load_halo(origin_of<L>(work, i / L::Problem::chunks), i % L::Problem::chunks);
+          if (has_taps) continue;
+          has_taps = true;
+#pragma unroll 1
+          for (int chunk = 0; chunk < L::Problem::chunks; ++chunk) load_taps(origin_of<L>(work, 0), chunk);
+        }
+      } else {
+#pragma unroll 1
+        for (int chunk = 0; chunk < L::Problem::chunks; ++chunk) {
+#pragma unroll 1
+          for (int i = 0; i < L::consumers; ++i) load_halo(origin_of<L>(work, i), chunk);
+          load_taps(origin_of<L>(work, 0), chunk);
+        }
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void load_halo(const Origin& at, int chunk) {
+    barrier_wait(shared_.halo_empty(halo_.slot), halo_.parity ^ 1);
+    Barrier* full = shared_.halo_full(halo_.slot);
+    barrier_arrive_expecting(full, L::halo_bytes);
+    tensor_load(shared_.halo(halo_.slot), image_, full, chunk * 64, at.x - L::Problem::pad, at.y - L::Problem::pad,
+                at.image);
+    halo_.advance();
+  }
+  __device__ __forceinline__ void load_taps(const Origin& at, int chunk) {
+#pragma unroll 1
+    for (int tap = 0; tap < L::Problem::taps; ++tap) {
+      barrier_wait(shared_.tap_empty(tap_.slot), tap_.parity ^ 1);
+      Barrier* full = shared_.tap_full(tap_.slot);
+      barrier_arrive_expecting(full, L::tap_bytes);
+      tensor_load(shared_.tap(tap_.slot), filter_, full, chunk * 64, tap, at.output);
+      tap_.advance();
+    }
+  }
+
+  const Shared<L> shared_;
+  const TensorMap& image_;
+  const TensorMap& filter_;
+  Place<L::Tile::halo_slots> halo_;
+  Place<L::Tile::tap_slots> tap_;
+};
+
+/// 128 threads that compute one tile after the other.
+template <class L>
+class Consumer {
+ public:
+  using Problem = typename L::Problem;
+  using Tile = typename L::Tile;
+  static constexpr int sums = Tile::rows * 8 / 2;  ///< Of a thread, in one image of the tile.
+  static constexpr int lanes = sums / 2;           ///< Of them, those of one output channel.
+
+  __device__ __forceinline__ explicit Consumer(unsigned char* shared)
+      : shared_{shared}, number_(static_cast<int>(threadIdx.x) / L::warpgroup) {
+    halo_.advance(number_ * (L::is_resident ? Problem::chunks : 1));
+    if (L::is_resident && number_ == 1) named_barrier_arrive(kTurn, 2 * L::warpgroup);  // Consumer 0 is the first.
+  }
+
+  /// The tile's convolution, before anything is added.
+  __device__ __forceinline__ void multiply(int work) {
+    origin_ = origin_of<L>(work, number_);
+    if constexpr (L::is_resident) {
+      named_barrier_sync(kTurn + number_, 2 * L::warpgroup);
+      tap_ = {};
+    }
+#pragma unroll
+    for (int image = 0; image < Tile::images; ++image) {
+#pragma unroll
+      for (int i = 0; i < sums; ++i) sums_[image][i] = 0.0f;
+      multiply_registers(sums_[image]);
+    }
+    constexpr int rest = Problem::inputs % 64, whole = Problem::inputs / 64;
+#pragma unroll 1
+    for (int chunk = 0; chunk < whole; ++chunk) add_chunk<4>(chunk == 0);
+    if constexpr (rest > 0) add_chunk<(rest + 15) / 16>(whole == 0);
+    if constexpr (L::is_resident) {
+      halo_.advance(Problem::chunks);  // The other consumer's.
+      named_barrier_arrive(kTurn + (1 - number_), 2 * L::warpgroup);
+    }
+    multiply_wait<0>();
+#pragma unroll
+    for (int image = 0; image < Tile::images; ++image) multiply_registers(sums_[image]);
+    if (!L::is_resident) arrive(shared_.tap_empty(last_tap_));
+  }
+
+  /// Brings another tensor's tile, bf16 like the result's, into the dead halo.
+  __device__ __forceinline__ void load_operand(const TensorMap& tensor) {
+    named_barrier_sync(kOwn + number_, L::warpgroup);  // All warps have read the halo.
+    if (threadIdx.x % L::warpgroup == 0) {
+      barrier_arrive_expecting(shared_.own(number_), L::pixels * L::pixel_bytes);
+      tensor_load(shared_.halo(last_halo_), tensor, shared_.own(number_), origin_.output, origin_.x, origin_.y,
+                  origin_.image);
+    }
+    barrier_wait(shared_.own(number_), own_parity_);
+    own_parity_ ^= 1;
+  }
+  /// Reads elements (image, half, lane) to lane + 7 of it, for operand(lane); `lane` is a multiple of 8.
+  __device__ __forceinline__ void read_operand(int image, int half, int lane) {
+    // This lane addresses a pixel of one of four rows.
+    const int row = image * Tile::rows + lane / 2 + this_lane() / 8;
+    ldmatrix_x4_trans(operand_, staged(row * 8 + this_lane() % 8, warp() * 2 + half));
+  }
+
+  // What a thread holds, number (image, half, lane): the output channel is channel(half), the pixel x(lane) of row
+  // y(lane) of image(image). (A line of pixels has neither rows nor images.)
+  __device__ __forceinline__ float& sum(int image, int half, int lane) {
+    return sums_[image][lane / 2 * 4 + half * 2 + lane % 2];
+  }
+  __device__ __forceinline__ float operand(int lane) const {
+    const unsigned pair = operand_[lane / 2 % 4];
+    return __uint_as_float(lane % 2 == 0 ? pair << 16 : pair & 0xffff0000u);
+  }
+  __device__ __forceinline__ int channel(int half) const {
+    return origin_.output + warp() * 16 + half * 8 + this_lane() / 4;
+  }
+  __device__ __forceinline__ int image(int image) const { return origin_.image + image; }
+  __device__ __forceinline__ int y(int lane) const { return origin_.y + lane / 2; }
+  __device__ __forceinline__ int x(int lane) const { return origin_.x + this_lane() % 4 * 2 + lane % 2; }
+
+  /// The sums as bf16 through the dead halo to the result.
+  __device__ __forceinline__ void store(const TensorMap& result) {
+    named_barrier_sync(kOwn + number_, L::warpgroup);  // All warps have read what lies there.
+#pragma unroll
+    for (int image = 0; image < Tile::images; ++image) {
+#pragma unroll
+      for (int row = 0; row < Tile::rows; row += 2) {
+        // Four matrices of 8 pixels x 8 channels: this lane addresses a pixel of the first or second row, and the first
+        // or second 8 of the warp's 16 channels.
+        const int pixel = (image * Tile::rows + row + this_lane() / 16) * 8 + this_lane() % 8;
+        const float* from = &sums_[image][row * 4];
+        stmatrix_x4_trans(staged(pixel, warp() * 2 + this_lane() / 8 % 2), pack_bf16(from[0], from[1]),
+                          pack_bf16(from[2], from[3]), pack_bf16(from[4], from[5]), pack_bf16(from[6], from[7]));
+      }
+    }
+    fence_shared_for_engines();
+    named_barrier_sync(kOwn + number_, L::warpgroup);
+    if (threadIdx.x % L::warpgroup == 0) {
+      tensor_store(result, shared_.halo(last_halo_), origin_.output, origin_.x, origin_.y, origin_.image);
+      tensor_store_commit();
+      tensor_store_wait_read<0>();
+    }
+    arrive(shared_.halo_empty(last_halo_));
+  }
+
+ private:
+  static constexpr int kOwn = 1, kTurn = 3;  // Named barriers, one for each consumer.
+
+  __device__ __forceinline__ static int this_lane() { return static_cast<int>(threadIdx.x % 32u); }
+  __device__ __forceinline__ static int warp() { return static_cast<int>(threadIdx.x / 32u % 4u); }
+  /// Channels 8 chunk to 8 chunk + 7 of a pixel of the tile that lies in the dead halo.
+  __device__ __forceinline__ unsigned char* staged(int pixel, int chunk) const {
+    return shared_.halo(last_halo_) + pixel * L::pixel_bytes + ((chunk ^ pixel % 8) << 4);
+  }
+  __device__ __forceinline__ static void arrive(Barrier* barrier) {
+    if (this_lane() == 0) barrier_arrive(barrier);
+  }
+
+  /// The next halo with all taps; `steps` times 16 of its channels.
+  template <int steps>
+  __device__ __forceinline__ void add_chunk(bool is_first) {
+    barrier_wait(shared_.halo_full(halo_.slot), halo_.parity);
+#pragma unroll
+    for (int tap = 0; tap < Problem::taps; ++tap) {
+      barrier_wait(shared_.tap_full(tap_.slot), L::is_resident ? 0 : tap_.parity);
+      add_tap<steps>(tap);
+      // What was read before this tap is free once the products before it are done.
+      if (!L::is_resident || tap == 0) multiply_wait<1>();
+      if (!L::is_resident && !(is_first && tap == 0)) arrive(shared_.tap_empty(last_tap_));
+      if (tap == 0 && !is_first) arrive(shared_.halo_empty(last_halo_));
+      last_tap_ = tap_.slot;
+      tap_.advance();
+    }
+    last_halo_ = halo_.slot;
+    halo_.advance(L::is_resident ? 1 : L::consumers);
+  }
+
+  template <int steps>
+  __device__ __forceinline__ void add_tap(int tap) {
+    const int moved = tap / Problem::filter * L::halo_pitch + tap % Problem::filter * L::pixel_bytes;
+    const unsigned long long a = matrix_descriptor(shared_.tap(tap_.slot), 1024);
+    const unsigned long long b = matrix_descriptor(shared_.halo(halo_.slot), L::halo_pitch);
+    multiply_fence();
+#pragma unroll
+    for (int k = 0; k < steps; ++k) {
+#pragma unroll
+      for (int image = 0; image < Tile::images; ++image) {
+        multiply_bf16(sums_[image], matrix_moved(a, k * 32), matrix_moved(b, moved + image * L::halo_image + k * 32),
+                      true);
+      }
+    }
+    multiply_commit();
+  }
+
+  const Shared<L> shared_;
+  const int number_;
+  Place<Tile::halo_slots> halo_;
+  Place<Tile::tap_slots> tap_;
+  int last_halo_ = 0, last_tap_ = 0, own_parity_ = 0;
+  Origin origin_;
+  float sums_[Tile::images][sums];
+  unsigned operand_[4];
+};
+
+}  // namespace conv

@@ -1,0 +1,251 @@
+// Gradients of a convolution's filter on Hopper, stride 1: bf16 images x [n, y, x, c] and gradients dy [n, y, x, k],
+// sums in fp32.
+//
+// As a matrix product: rows are output channels, columns are the taps (r, s) of the filter times the input channels,
+// and the sum runs over all pixels of all images. Channels run fastest in memory, so in both operands it is m or n, not
+// k, that runs along the rows of shared memory: every pixel is a row of 128 bytes, 64 channels.
+//
+// A unit of work is one tile of pixels, 8 wide and `rows` high, in each of `images` images, for one block of the
+// result. For a filter of 3 x 3 the block is 64 output channels x all nine taps x 64 input channels; the tile's input
+// is loaded once, with a border of one pixel (the halo), which tap (r, s) reads from pixel (r, s) on. Three consumers
+// take one row of taps each: the three taps of a row are one instruction's columns, in chunks of 64 that overlap, each
+// one pixel further on. For a filter of 1 x 1 all pixels of all images are one line, and a block has up to three times
+// 64 output channels, one for each consumer, and up to three times 64 input channels, the chunks.
+//
+// The W units, block by block, are shared out evenly: group g of G, a block of the kernel, takes units g W / G to
+// (g + 1) W / G, which may begin in one block of the result and end in another. For each it writes its partial sums,
+// and a second kernel adds those of one block in the order of g. So the order follows from the shape, the batch and G.
+#pragma once
+#include "codegen/cuda/device/ptx_sm90.cuh"
+#include "codegen/cuda/device/vector.cuh"
+
+namespace wgrad {
+
+template <int height_, int width_, int inputs_, int outputs_, int filter_, int pad_>
+struct Problem {
+  static constexpr int height = height_, width = width_, inputs = inputs_, outputs = outputs_, filter = filter_;
+  static constexpr int pad = pad_;
+};
+
+/// `row_chunks`, `column_chunks`: 64s of output and of input channels in a block of the result.
+template <int rows_, int images_, int slots_, int row_chunks_ = 1, int column_chunks_ = 1>
+struct Tile {
+  static constexpr int rows = rows_, images = images_, slots = slots_;
+  static constexpr int row_chunks = row_chunks_, column_chunks = column_chunks_;
+};
+
+template <class Problem_, class Tile_>
+struct Layout {
+  using Problem = Problem_;
+  using Tile = Tile_;
+  static constexpr bool is_line = Problem::filter == 1;
+  static constexpr int consumers = is_line ? Tile::row_chunks : 3, warpgroup = 128;
+  static constexpr int threads = consumers * warpgroup + 32;  ///< The last warp is the producer.
+  static constexpr int pixels = 8 * Tile::rows * Tile::images;
+  static constexpr int tiles_x = (Problem::width + 7) / 8, tiles_y = (Problem::height + Tile::rows - 1) / Tile::rows;
+
+  static constexpr int block_outputs = 64 * Tile::row_chunks, block_inputs = 64 * Tile::column_chunks;
+  static constexpr int blocks_y = (Problem::outputs + block_outputs - 1) / block_outputs;
+  static constexpr int blocks_x = (Problem::inputs + block_inputs - 1) / block_inputs;
+  static constexpr int blocks = blocks_x * blocks_y;
+  static constexpr int columns = is_line ? block_inputs : 192;  ///< Of a consumer, for 64 rows.
+  static constexpr int sums = columns / 2;                      ///< Of a thread.
+
+  static constexpr int pixel_bytes = 128;
+  static constexpr int halo_pitch = (8 + Problem::filter - 1) * pixel_bytes;
+  static constexpr int halo_image = (Tile::rows + Problem::filter - 1) * halo_pitch;
+  static constexpr int halo_bytes = Tile::images * halo_image;  ///< Of one chunk of x.
+  static constexpr int chunk_bytes = pixels * pixel_bytes;      ///< Of one chunk of dy.
+  static constexpr int x_bytes = Tile::column_chunks * halo_bytes, dy_bytes = Tile::row_chunks * chunk_bytes;
+  static constexpr int dy_at = (x_bytes + 1023) / 1024 * 1024, slot_bytes = dy_at + dy_bytes;
+  static constexpr int barriers_at = Tile::slots * slot_bytes, bytes = barriers_at + 2 * Tile::slots * 8;
+
+  // Partial sums of a block, as the consumers' threads hold them: run i of thread t, four sums, is run i * owners + t.
+  static constexpr int owners = consumers * warpgroup, thread_runs = sums / 4, block_runs = owners * thread_runs;
+  static constexpr int block_sums = 4 * block_runs;
+
+  static_assert(Tile::rows % 2 == 0 && (is_line ? Tile::images == 1 : Tile::row_chunks * Tile::column_chunks == 1));
+};
+
+/// Where run `run` of a block of the result begins in the result [outputs, taps, inputs]; negative: nowhere.
+template <class L>
+__device__ __forceinline__ int element_of(int block, int run) {
+  const int thread = remainder_of<L::owners>(run), i = quotient<L::owners>(run);
+  const int lane = thread % 32, consumer = thread / L::warpgroup;
+  const int column = i / 2 * 16 + lane % 2 * 8 + lane / 2 % 2 * 4;
+  int output = remainder_of<L::blocks_y>(block) * L::block_outputs + thread / 32 % 4 * 16 + i % 2 * 8 + lane / 4;
+  int input = quotient<L::blocks_y>(block) * L::block_inputs, tap = 0;
+  if constexpr (L::is_line) {
+    output += consumer * 64, input += column;
+  } else {
+    tap = consumer * 3 + column / 64, input += column % 64;
+  }
+  if (output >= L::Problem::outputs || input >= L::Problem::inputs) return -1;
+  return (output * L::Problem::filter * L::Problem::filter + tap) * L::Problem::inputs + input;
+}
+
+/// Units [first, end) of all that there are.
+struct Units {
+  long long first, end;
+};
+__device__ __forceinline__ Units units_of(long long group, long long groups, long long units) {
+  return {group * units / groups, (group + 1) * units / groups};
+}
+
+/// The groups that have units of a block of the result, whose partial sums lie one behind the other from slot
+/// first + block on.
+struct Groups {
+  int first, count;
+};
+__device__ __forceinline__ Groups groups_of(long long block, long long blocks, long long tiles, long long groups) {
+  const long long units = blocks * tiles;
+  const auto group_of = [&](long long unit) { return static_cast<int>(((unit + 1) * groups - 1) / units); };
+  const int first = group_of(block * tiles);
+  return {first, group_of((block + 1) * tiles - 1) - first + 1};
+}
+
+/// The block's shared memory.
+template <class L>
+struct Shared {
+  unsigned char* start;
+
+  __device__ __forceinline__ unsigned char* x(int slot) const { return start + slot * L::slot_bytes; }
+  __device__ __forceinline__ unsigned char* dy(int slot) const { return x(slot) + L::dy_at; }
+  __device__ __forceinline__ Barrier* full(int slot) const {
+    return reinterpret_cast<Barrier*>(start + L::barriers_at) + slot;
+  }
+  __device__ __forceinline__ Barrier* empty(int slot) const { return full(L::Tile::slots + slot); }
+
+  /// By all threads, once.
+  __device__ __forceinline__ void init() const {
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < L::Tile::slots; ++i) {
+        barrier_init(full(i), 1);
+        barrier_init(empty(i), 4 * L::consumers);
+      }
+      barrier_init_done();
+    }
+    __syncthreads();
+  }
+};
+
+/// A place in the ring, and the parity of the round.
+template <int slots>
+struct Place {
+  int slot = 0, parity = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++slot < slots) return;
+    slot = 0;
+    parity ^= 1;
+  }
+};
+
+/// By one thread: fills the ring.
+template <class L>
+__device__ __forceinline__ void produce(unsigned char* start, const TensorMap& x, const TensorMap& dy, Units units,
+                                        long long tiles) {
+  const Shared<L> shared{start};
+  Place<L::Tile::slots> place;
+  int block = static_cast<int>(units.first / tiles), tile = static_cast<int>(units.first - block * tiles);
+#pragma unroll 1
+  for (long long unit = units.first; unit < units.end; ++unit) {
+    const int output = remainder_of<L::blocks_y>(block) * L::block_outputs;
+    const int input = quotient<L::blocks_y>(block) * L::block_inputs;
+    Barrier* full = shared.full(place.slot);
+    barrier_wait(shared.empty(place.slot), place.parity ^ 1);
+    barrier_arrive_expecting(full, L::x_bytes + L::dy_bytes);
+    if constexpr (L::is_line) {
+      const int at = tile * L::pixels;
+#pragma unroll
+      for (int i = 0; i < L::Tile::row_chunks; ++i) {
+        tensor_load(shared.dy(place.slot) + i * L::chunk_bytes, dy, full, output + i * 64, at, 0, 0);
+      }
+#pragma unroll
+      for (int i = 0; i < L::Tile::column_chunks; ++i) {
+        tensor_load(shared.x(place.slot) + i * L::halo_bytes, x, full, input + i * 64, at, 0, 0);
+      }
+    } else {
+      const int line = quotient<L::tiles_x>(tile), image = quotient<L::tiles_y>(line) * L::Tile::images;
+      const int at_x = remainder_of<L::tiles_x>(tile) * 8, at_y = remainder_of<L::tiles_y>(line) * L::Tile::rows;
+      tensor_load(shared.dy(place.slot), dy, full, output, at_x, at_y, image);
+      tensor_load(shared.x(place.slot), x, full, input, at_x - L::Problem::pad, at_y - L::Problem::pad, image);
+    }
+    place.advance();
+    if (++tile == tiles) tile = 0, ++block;
+  }
+}
+
+/// 128 threads: a consumer, with 64 rows and L::columns columns of the block.
+template <class L>
+class Consumer {
+ public:
+  __device__ __forceinline__ explicit Consumer(unsigned char* start)
+      : shared_{start}, number_(static_cast<int>(threadIdx.x) / L::warpgroup) {}
+
+  /// The sum of the next `count` units, at least one.
+  __device__ __forceinline__ void multiply(int count) {
+#pragma unroll
+    for (int i = 0; i < L::sums; ++i) sums_[i] = 0.0f;
+    multiply_unit();
+    int last = advance();
+#pragma unroll 1
+    for (int i = 1; i < count; ++i) {
+      multiply_unit();
+      multiply_wait<1>();
+      arrive(last);
+      last = advance();
+    }
+    multiply_wait<0>();
+    arrive(last);
+  }
+
+  /// `to`: the block's partial sums.
+  __device__ __forceinline__ void store(float* to) {
+    // Neighbouring lanes exchange pairs, so that each has four consecutive columns instead of twice two.
+    const bool odd = threadIdx.x % 2 != 0;
+#pragma unroll
+    for (int i = 0; i < L::thread_runs; ++i) {
+      const float* low = &sums_[i / 2 * 8 + i % 2 * 2];
+      const float* high = low + 4;
+      const float a = __shfl_xor_sync(~0u, odd ? low[0] : high[0], 1);
+      const float b = __shfl_xor_sync(~0u, odd ? low[1] : high[1], 1);
+      const Run<float, 4> run = odd ? Run<float, 4>{a, b, high[0], high[1]} : Run<float, 4>{low[0], low[1], a, b};
+      store_run<4>(to + (i * L::owners + static_cast<int>(threadIdx.x)) * 4, run);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void multiply_unit() {
+    barrier_wait(shared_.full(place_.slot), place_.parity);
+    const unsigned char* rows = shared_.dy(place_.slot) + (L::is_line ? number_ * L::chunk_bytes : 0);
+    const unsigned char* columns = shared_.x(place_.slot) + (L::is_line ? 0 : number_ * L::halo_pitch);
+    const unsigned long long a = matrix_descriptor(rows, 8 * L::pixel_bytes);
+    const unsigned long long b = matrix_descriptor(columns, L::halo_pitch, L::is_line ? L::halo_bytes : L::pixel_bytes);
+    multiply_fence();
+#pragma unroll
+    for (int image = 0; image < L::Tile::images; ++image) {
+#pragma unroll
+      for (int row = 0; row < L::Tile::rows; row += 2) {
+        multiply_bf16<1, 1>(sums_, matrix_moved(a, (image * L::Tile::rows + row) * 8 * L::pixel_bytes),
+                            matrix_moved(b, image * L::halo_image + row * L::halo_pitch), true);
+      }
+    }
+    multiply_commit();
+  }
+  __device__ __forceinline__ int advance() {
+    const int slot = place_.slot;
+    place_.advance();
+    return slot;
+  }
+  __device__ __forceinline__ void arrive(int slot) {
+    if (threadIdx.x % 32 == 0) barrier_arrive(shared_.empty(slot));
+  }
+
+  const Shared<L> shared_;
+  const int number_;
+  Place<L::Tile::slots> place_;
+  float sums_[L::sums];
+};
+
+}  // namespace wgrad

@@ -1,0 +1,84 @@
+#include "codegen/cuda/emit/contraction/sum.h"
+
+#include "codegen/cuda/emit/epilogue.h"
+#include "codegen/cuda/source/device_source.h"
+#include "codegen/cuda/source/extents.h"
+#include "codegen/cuda/source/parameters.h"
+#include "codegen/node_body.h"
+#include "ir/builder.h"
+
+namespace difuse::codegen::cuda {
+namespace {
+
+std::string text(int64_t n) { return std::to_string(n); }
+
+/// The body with the contraction's value as one more input.
+ir::Graph sum_body(const ir::Graph& body, ir::Value value, int input) {
+  return ir::rebuild(body, [&](ir::Graph& to, int id, const ir::Node& node, const std::vector<ir::Value>& operands) {
+    if (id == value.node) return std::vector{ir::Builder(to).input(std::to_string(input), node.types[0])};
+    return ir::copy_node(to, node, operands);
+  });
+}
+
+/// `spec`: of the body with the sum as its input number `input`.
+KernelDraft sum_kernel(const KernelSpec& spec, int input, const PartialSums& sums) {
+  const ir::Graph& body = spec.body;
+  Parameters parameters(body, spec);
+  const EpilogueCode epilogue = epilogue_code(spec, body.find_input(text(input)), "sum[l]", sums.lanes,
+                                              parameters.operands(), {}, "element", wanted_outputs(spec));
+  for (const auto& [name, number] : sums.numbers) parameters.add(name, number);
+  parameters.add_outers(body, epilogue.outers);
+  std::vector<std::string_view> headers = {"vector.cuh", "ops.cuh", "random.cuh", "gemm_sum.cuh"};
+  headers.insert(headers.end(), sums.headers.begin(), sums.headers.end());
+
+  KernelDraft draft;
+  draft.name = spec.name + "_sum";
+  draft.source = device_source(headers) + filled(R"(
+using index_t = $index;
+$declarations
+extern "C" __global__ void __launch_bounds__($threads, 1) $kernel($parameters) {
+  const index_t run = static_cast<index_t>(blockIdx.x) * $block_runs + threadIdx.x % $block_runs;
+  const f32* const partials = $partials;
+$place  wait_for_previous_kernel();
+  let_next_kernel_start();
+  const Run<f32, $lanes> sum = gemm::sum_of_splits<$lanes, $parts, $block_runs>(at, stride, count, valid);
+  if (threadIdx.x >= $block_runs || !valid) return;
+$epilogue}
+)",
+                                                 {{"index", index_type(sums.is_wide)},
+                                                  {"declarations", sums.declarations},
+                                                  {"threads", text(sums.block_runs * sums.parts)},
+                                                  {"parameters", parameters.text()},
+                                                  {"block_runs", text(sums.block_runs)},
+                                                  {"partials", "p" + text(input)},
+                                                  {"place", indented(sums.place, 2)},
+                                                  {"lanes", text(sums.lanes)},
+                                                  {"parts", text(sums.parts)},
+                                                  {"epilogue", indented(epilogue.text, 2)}});
+  draft.grid.x = ceil_div(sums.runs, sums.block_runs);
+  draft.threads = sums.block_runs * sums.parts;
+  draft.arguments = parameters.arguments();
+  draft.bytes = parameters.bytes() + sums.bytes - body.type(body.find_input(text(input))).bytes();
+  return draft;
+}
+
+}  // namespace
+
+int sum_lanes(const KernelSpec& spec, ir::Value value) { return epilogue_lanes(spec, value, 4); }
+
+KernelSpec product_spec(const KernelSpec& spec, const ir::Graph& product, const Argument& partials) {
+  return {product, spec.operands, spec.alignment, {partials}, {256}, spec.name, spec.flops, spec.device, {}};
+}
+
+void emit_sum(const KernelSpec& spec, ir::Value value, const Argument& partials, const PartialSums& sums,
+              Emission& emission) {
+  const int input = static_cast<int>(spec.operands.size());
+  const ir::Graph body = sum_body(spec.body, value, input);
+  KernelSpec sum{body, spec.operands, spec.alignment, spec.results, spec.result_alignment, spec.name, 0, spec.device,
+                 {}};
+  sum.operands.push_back(partials);
+  sum.alignment.push_back(256);
+  emission.launch(sum_kernel(sum, input, sums));
+}
+
+}  // namespace difuse::codegen::cuda

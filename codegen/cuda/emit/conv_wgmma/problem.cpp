@@ -1,0 +1,102 @@
+#include "codegen/cuda/emit/conv_wgmma/problem.h"
+
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "codegen/cuda/emit/contraction/problem.h"
+#include "codegen/cuda/emit/epilogue.h"
+#include "ir/op.h"
+
+namespace difuse::codegen::cuda {
+
+using ir::DType;
+using ir::Op;
+
+namespace {
+
+constexpr int64_t kRowUnit = 8;          // Elements of 16 bytes.
+constexpr int64_t kLeastAlignment = 16;  // Of a tensor that the copy engine moves.
+
+int input_number(const ir::Graph& body, ir::Value v) { return std::stoi(body.node(v).as<ir::LeafAttrs>().name); }
+
+bool has_shape(const HaloConv& c) {
+  const bool filter = (c.taps == 1 && c.pad == 0) || (c.taps == 3 && c.pad <= 2);
+  const bool counts = c.inputs % kRowUnit == 0 && c.outputs % kRowUnit == 0;
+  // Coordinates are ints.
+  const int64_t pixels = c.batch * c.image_h * c.image_w;
+  return filter && counts && pixels < std::numeric_limits<int32_t>::max() / 2;
+}
+
+/// Finds the residual. False where an operand is too large to be read element by element.
+bool fits_operands(const KernelSpec& spec, HaloConv& c) {
+  const ir::Type result{DType::bf16, spec.body.type(c.value).shape};
+  for (size_t i = 0; i < spec.operands.size(); ++i) {
+    const auto input = static_cast<int>(i);
+    const ir::Value v = spec.body.find_input(std::to_string(i));
+    if (!v.valid() || input == c.image || input == c.filter) continue;
+    const ir::Type& type = spec.body.type(v);
+    if (type.elements() <= c.batch * c.outputs) continue;
+    if (c.residual >= 0 || type != result || spec.alignment[i] < kLeastAlignment) return false;
+    c.residual = input;
+  }
+  return true;
+}
+
+/// Whether nothing that is computed from the convolution's value depends on the image or on the place in it: in a line
+/// of pixels it would take divisions to know them.
+bool depends_on_channels_alone(const ir::Graph& body, ir::Value conv) {
+  const std::vector<bool> live = body.live();
+  for (int id = 0; id < body.size(); ++id) {
+    const ir::Node& node = body.node(id);
+    const bool plain = ir::has_trait(node, ir::Trait(ir::kElementwise | ir::kLeaf));
+    if (!live[static_cast<size_t>(id)] || id == conv.node || plain) continue;
+    if (node.op != Op::broadcast) return false;
+    const auto& dims = node.as<ir::BroadcastAttrs>().dims;
+    if (!dims.empty() && dims != std::vector<int64_t>{3}) return false;
+  }
+  return true;
+}
+
+/// Whether the convolution alone reads its operands: they are passed as tensor maps.
+bool has_operands_alone(const ir::Graph& body, ir::Value conv) {
+  const auto users = body.users();
+  return std::ranges::all_of(body.node(conv).operands, [&](ir::Value v) {
+    return users[static_cast<size_t>(v.node)] == std::vector<int>{conv.node};
+  });
+}
+
+/// The residual is read at the element that is computed, and nowhere else.
+bool is_read_in_place(const ir::Graph& body, int input) {
+  const ir::Value v = body.find_input(std::to_string(input));
+  const std::vector<int> users = body.users()[static_cast<size_t>(v.node)];
+  return std::ranges::all_of(users, [&](int user) { return ir::has_trait(body.node(user), ir::kElementwise); });
+}
+
+}  // namespace
+
+std::optional<HaloConv> halo_conv(const KernelSpec& spec) {
+  const ir::Graph& body = spec.body;
+  HaloConv c;
+  c.value = find_contraction(body);
+  if (spec.device.architecture != 90 || !c.value.valid() || body.node(c.value).op != Op::conv_fprop) return {};
+  if (body.outputs().size() != 1 || !spec.wanted(0) || !is_epilogue(body, c.value)) return {};
+  const ir::Node& node = body.node(c.value);
+  const auto& attrs = node.as<ir::ConvAttrs>();
+  const ir::Type &image = body.type(node.operands[0]), &filter = body.type(node.operands[1]);
+  const ir::Type& result = body.type(body.outputs()[0].value);
+  if (image.dtype != DType::bf16 || result != ir::Type{DType::bf16, node.types[0].shape}) return {};
+  if (attrs.stride != 1 || filter.shape[1] != filter.shape[2]) return {};
+  c.image = input_number(body, node.operands[0]), c.filter = input_number(body, node.operands[1]);
+  c.batch = image.shape[0], c.image_h = image.shape[1], c.image_w = image.shape[2], c.inputs = image.shape[3];
+  c.height = result.shape[1], c.width = result.shape[2], c.outputs = result.shape[3];
+  c.taps = filter.shape[1], c.pad = attrs.pad;
+  const auto aligned = [&](int input) { return spec.alignment[static_cast<size_t>(input)] >= kLeastAlignment; };
+  if (!has_shape(c) || !aligned(c.image) || !aligned(c.filter) || spec.result_alignment[0] < kLeastAlignment) return {};
+  if (!has_operands_alone(body, c.value)) return {};
+  if (c.is_line() && !depends_on_channels_alone(body, c.value)) return {};
+  if (!fits_operands(spec, c) || (c.residual >= 0 && !is_read_in_place(body, c.residual))) return {};
+  return c;
+}
+
+}  // namespace difuse::codegen::cuda

@@ -1,0 +1,48 @@
+// Which tiles Hopper's convolution may be computed with, and which is likely to be the fastest. A tile never changes a
+// bit of the result.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "codegen/cuda/emit/conv_wgmma/problem.h"
+#include "ir/device_spec.h"
+
+namespace difuse::codegen::cuda {
+
+/// As in device/conv_wgmma.cuh: of one consumer, 8 wide, `rows` high, in each of `images` images.
+struct HaloTile {
+  int64_t rows = 32, images = 1;
+  int64_t halo_slots = 4, tap_slots = 6;
+  int64_t blocks = 1;  ///< Of a processor at once.
+
+  int64_t pixels() const { return 8 * rows * images; }
+  bool operator==(const HaloTile&) const = default;
+};
+
+/// "8x32x1 4 halos 6 taps 1 blocks"
+std::string to_string(const HaloTile& tile);
+
+/// Whether all taps of 64 output channels stay in shared memory.
+bool is_resident(const HaloConv& conv, const HaloTile& tile);
+
+/// Of a halo's copy.
+int64_t halo_bytes(const HaloConv& conv, const HaloTile& tile);
+
+/// Of a block.
+int threads(const HaloTile& tile);
+int64_t shared_bytes(const HaloConv& conv, const HaloTile& tile);
+
+/// Pairs of tiles, times the output channels in 64s: what the blocks share out.
+int64_t work_count(const HaloConv& conv, const HaloTile& tile, int64_t batch);
+
+/// At most as many as the processors have at once.
+int64_t block_count(const HaloConv& conv, const HaloTile& tile, int64_t works, const ir::DeviceSpec& device);
+
+/// All that fit, the one with the least estimated time first; at least one. Depends on nothing that holds the batch.
+std::vector<HaloTile> candidates(const HaloConv& conv, const ir::DeviceSpec& device);
+
+/// The estimate, in cycles, at the usual batch.
+double estimated_cycles(const HaloConv& conv, const HaloTile& tile, const ir::DeviceSpec& device);
+
+}  // namespace difuse::codegen::cuda

@@ -1,0 +1,294 @@
+// Hopper's convolutions: run on the CPU they give what the reference gives, they compile without spills, and they are
+// chosen where they must be.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <set>
+
+#include "codegen/cuda/emit/conv_wgmma/problem.h"
+#include "codegen/cuda/emit/conv_wgmma/source.h"
+#include "codegen/cuda/emit/conv_wgmma/tiles.h"
+#include "codegen/cuda/lower_cuda.h"
+#include "codegen/jit/nvrtc.h"
+#include "ir/builder.h"
+#include "ir/op.h"
+#include "passes/memory_plan.h"
+#include "tests/codegen/cuda/body_run.h"
+
+namespace difuse::codegen::cuda {
+namespace {
+
+using ir::Builder;
+using ir::DType;
+using ir::Graph;
+using ir::Shape;
+using ir::Type;
+using ir::Value;
+
+const ir::DeviceSpec& h100() { return *ir::find_device_spec("h100"); }
+
+struct Shapes {
+  int64_t n, h, w, c, k;
+  int64_t taps = 3, pad = 1;
+};
+
+enum class After : uint8_t { nothing, bias, time, residual, all };
+
+Graph conv(const Shapes& s, After after = After::nothing) {
+  Graph body("body");
+  Builder b(body);
+  Value x = b.conv_fprop(b.input("0", {DType::bf16, {s.n, s.h, s.w, s.c}}),
+                         b.input("1", {DType::bf16, {s.k, s.taps, s.taps, s.c}}), 1, s.pad);
+  const Shape shape = b.shape(x);
+  int inputs = 2;
+  const auto input = [&](const Type& type) { return b.input(std::to_string(inputs++), type); };
+  const bool all = after == After::all;
+  if (all || after == After::bias) x = b.add(x, b.broadcast_channels(input({DType::f32, {s.k}}), shape));
+  if ((all && s.taps > 1) || after == After::time)
+    x = b.add(x, b.broadcast_image_channels(input({DType::f32, {s.n, s.k}}), shape));
+  if (all || after == After::residual) x = b.add(b.cast(input({DType::bf16, shape}), DType::f32), x);
+  if (all) x = b.silu(x);
+  body.set_output("0", b.cast(x, DType::bf16));
+  return body;
+}
+
+Recorder emitted(const Placed& placed) {
+  EXPECT_TRUE(accepts_conv_wgmma(placed.spec));
+  Recorder recorder;
+  emit_conv_wgmma(placed.spec, recorder);
+  return recorder;
+}
+
+ir::TensorMap run(const Graph& body, const ir::TensorMap& inputs, const Places& places = {}) {
+  const Placed placed = place(body, places, h100());
+  return run_drafts(placed, emitted(placed), inputs, "sm_90a");
+}
+
+struct Case {
+  std::string name;
+  Graph body;
+  Places places = {};
+
+  friend void PrintTo(const Case& one, std::ostream* to) { *to << one.name; }
+};
+
+std::vector<Case> cases() {
+  return {
+      // Images of one tile, several to a tile, higher and wider than a tile; parts of tiles at every edge.
+      {"whole_tiles", conv({2, 32, 8, 64, 64})},
+      {"few_channels", conv({1, 28, 12, 32, 8}, After::bias)},
+      {"odd_channels", conv({3, 14, 9, 72, 40}, After::all)},
+      {"small_images", conv({5, 7, 7, 136, 72}, After::all)},
+      {"tiny_images", conv({3, 3, 5, 16, 72}, After::time)},
+      {"high_image", conv({1, 45, 10, 64, 64}, After::residual)},
+      {"no_border", conv({2, 12, 11, 40, 64, 3, 0}, After::bias)},
+      {"wide_border", conv({1, 9, 6, 40, 64, 3, 2}, After::time)},
+      {"ring", conv({2, 8, 16, 256, 64}, After::all)},
+      {"several_output_tiles", conv({2, 16, 8, 64, 136}, After::all)},
+      {"pointwise", conv({3, 5, 7, 72, 136, 1, 0}, After::all)},
+      {"pointwise_ring", conv({2, 10, 14, 1600, 40, 1, 0}, After::residual)},
+      {"one_pixel", conv({1, 1, 1, 8, 8, 1, 0}, After::bias)},
+      {"residual_in_place", conv({2, 9, 8, 64, 64}, After::residual), {.in_place = {{0, 2}}}},
+      {"aligned_16", conv({1, 8, 8, 24, 24}, After::residual), {.alignment = 16}},
+  };
+}
+
+class ConvWgmmaCase : public ::testing::TestWithParam<Case> {};
+
+TEST_P(ConvWgmmaCase, AgreesWithTheReference) {
+  const ir::TensorMap inputs = random_inputs(GetParam().body, false);
+  expect_reference(GetParam().body, inputs, run(GetParam().body, inputs, GetParam().places), false);
+}
+
+TEST_P(ConvWgmmaCase, CompilesWithoutSpills) {
+  const auto nvrtc = NvrtcLibrary::load();
+  if (!nvrtc) GTEST_SKIP() << "no NVRTC";
+  const Placed placed = place(GetParam().body, GetParam().places, h100());
+  for (const KernelDraft& draft : emitted(placed).drafts) {
+    const CompiledKernel kernel = nvrtc->compile(source_of(draft, "sm_90a"));
+    EXPECT_EQ(kernel.log.find("warning"), std::string::npos) << kernel.log;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ConvWgmmaCase, ::testing::ValuesIn(cases()),
+                         [](const auto& one) { return one.param.name; });
+
+/// The first `count` elements.
+std::vector<double> head(const ir::Tensor& t, int64_t count) { return {t.data.begin(), t.data.begin() + count}; }
+
+TEST(ConvWgmma, AnImageHasTheSameBitsInEveryBatchFromOneSource) {
+  const auto make = [](int64_t n) { return conv({n, 7, 9, 72, 64}, After::all); };
+  const Graph large = make(9);
+  const ir::TensorMap from = random_inputs(large, false), want = run(large, from);
+  const std::string source = emitted(place(large, {}, h100())).drafts.front().source;
+  for (const int64_t batch : {1, 4}) {
+    const Graph small = make(batch);
+    EXPECT_EQ(emitted(place(small, {}, h100())).drafts.front().source, source);
+    ir::TensorMap inputs;
+    for (const auto& [name, tensor] : from) {
+      const Type& type = small.type(small.find_input(name));
+      inputs[name] = ir::Tensor(type, head(tensor, type.elements()));
+    }
+    const ir::Tensor got = run(small, inputs).at("0");
+    EXPECT_EQ(got.data, head(want.at("0"), got.type.elements())) << "batch " << batch;
+  }
+}
+
+/// Bodies whose candidates are of every kind: taps resident or not, halos of one chunk or several, several images.
+std::vector<Graph> tiled() {
+  return {conv({2, 18, 9, 64, 64}, After::residual), conv({2, 16, 16, 136, 72}, After::bias),
+          conv({5, 7, 7, 64, 64}, After::time), conv({2, 9, 20, 192, 72, 1, 0}, After::all)};
+}
+
+TEST(ConvWgmmaTiles, NoneChangesABit) {
+  std::set<std::string> seen;
+  for (const Graph& body : tiled()) {
+    const Placed placed = place(body, {}, h100());
+    const HaloConv found = *halo_conv(placed.spec);
+    const ir::TensorMap inputs = random_inputs(body, false);
+    const ir::Tensor first = run(body, inputs).at("0");
+    for (const HaloTile& tile : candidates(found, h100())) {
+      Recorder recorder;
+      recorder.launch(halo_conv_kernel(placed.spec, found, tile));
+      EXPECT_EQ(run_drafts(placed, recorder, inputs, "sm_90a").at("0").data, first.data) << to_string(tile);
+      seen.insert(to_string(tile));
+    }
+  }
+  EXPECT_GT(seen.size(), 15);
+}
+
+TEST(SlowConvWgmmaTiles, AllCompileWithoutSpills) {
+  const auto nvrtc = NvrtcLibrary::load();
+  if (!nvrtc) GTEST_SKIP() << "no NVRTC";
+  std::vector<Graph> bodies = tiled();
+  bodies.push_back(conv({2, 32, 32, 448, 64}, After::all));
+  bodies.push_back(conv({2, 8, 8, 256, 64}, After::all));
+  for (const Graph& body : bodies) {
+    const Placed placed = place(body, {}, h100());
+    const HaloConv found = *halo_conv(placed.spec);
+    for (const HaloTile& tile : candidates(found, h100())) {
+      const CudaSource source = source_of(halo_conv_kernel(placed.spec, found, tile), "sm_90a");
+      EXPECT_NO_THROW(nvrtc->compile(source)) << to_string(tile);
+    }
+  }
+}
+
+// The fastest of all on an H200, or within 1 % of it.
+TEST(ConvWgmmaTiles, AreThoseThatWereMeasuredToBeFast) {
+  struct Row {
+    Shapes shapes;
+    After after;
+    const char* best;
+  };
+  constexpr Row kRows[] = {
+      {{32, 64, 64, 64, 64}, After::nothing, "8x16x1 6 halos 9 taps 1 blocks"},
+      {{32, 64, 64, 64, 64}, After::residual, "8x8x1 3 halos 9 taps 2 blocks"},
+      {{32, 64, 64, 192, 64}, After::residual, "8x16x1 4 halos 12 taps 1 blocks"},
+      {{32, 64, 64, 64, 192}, After::nothing, "8x32x1 3 halos 9 taps 1 blocks"},
+      {{32, 32, 32, 128, 128}, After::residual, "8x16x1 3 halos 18 taps 1 blocks"},
+      {{32, 32, 32, 320, 128}, After::nothing, "8x16x1 4 halos 12 taps 1 blocks"},
+      {{32, 16, 16, 192, 192}, After::nothing, "8x16x1 4 halos 12 taps 1 blocks"},
+      {{32, 8, 8, 256, 256}, After::residual, "8x8x1 4 halos 12 taps 1 blocks"},
+      {{32, 64, 64, 192, 64, 1, 0}, After::residual, "8x8x1 6 halos 3 taps 2 blocks"},
+  };
+  for (const Row& row : kRows) {
+    const Graph body = conv(row.shapes, row.after);
+    const Placed placed = place(body, {}, h100());
+    const auto found = halo_conv(placed.spec);
+    ASSERT_TRUE(found);
+    const std::vector<HaloTile> tiles = candidates(*found, h100());
+    for (const HaloTile& tile : tiles) EXPECT_LE(shared_bytes(*found, tile), h100().shared_memory_bytes);
+    EXPECT_EQ(to_string(tiles.front()), row.best) << row.shapes.h << "x" << row.shapes.w << " " << row.shapes.c;
+  }
+}
+
+TEST(ConvWgmmaMaps, SayWhereTensorsLie) {
+  const Graph body = conv({3, 64, 32, 64, 192}, After::residual);
+  const Placed placed = place(body, {}, h100());
+  const KernelDraft draft = halo_conv_kernel(placed.spec, *halo_conv(placed.spec), {32, 1, 3, 9, 1});
+  const std::vector<TensorMapSpec>& maps = draft.tensor_maps;
+  ASSERT_EQ(maps.size(), 4);
+  const KernelSpec& spec = placed.spec;
+  EXPECT_TRUE(maps[0] == (TensorMapSpec{spec.operands[0],
+                                        DType::bf16,
+                                        {64, 32, 64, 3},
+                                        {128, 32 * 128, 64 * 32 * 128},
+                                        {64, 10, 34, 1},
+                                        {1, 1, 1, 1}}));
+  EXPECT_TRUE(maps[1] ==
+              (TensorMapSpec{spec.operands[1], DType::bf16, {64, 9, 192}, {128, 9 * 128}, {64, 1, 64}, {1, 1, 1}}));
+  const TensorMapSpec result{spec.results[0], DType::bf16, {192, 32, 64, 3}, {384, 32 * 384, 64 * 32 * 384},
+                             {64, 8, 32, 1},  {1, 1, 1, 1}};
+  EXPECT_TRUE(maps[3] == result);
+  TensorMapSpec residual = result;
+  residual.start = spec.operands[2];
+  EXPECT_TRUE(maps[2] == residual);
+  for (size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(draft.arguments[i], (Argument{Argument::Kind::tensor_map, static_cast<int64_t>(i)}));
+  }
+}
+
+TEST(ConvWgmma, LeavesTheRestToOthers) {
+  const auto accepts = [](const Graph& body, const char* device = "h100", const Places& places = {}) {
+    return accepts_conv_wgmma(place(body, places, *ir::find_device_spec(device)).spec);
+  };
+  const Shapes shapes{2, 8, 8, 64, 64};
+  EXPECT_TRUE(accepts(conv(shapes)));
+  for (const char* device : {"a100", "l4", "b200", "rtx5090"}) EXPECT_FALSE(accepts(conv(shapes), device)) << device;
+  EXPECT_FALSE(accepts(conv({2, 8, 8, 3, 64})));
+  EXPECT_FALSE(accepts(conv({2, 8, 8, 64, 6})));
+  EXPECT_FALSE(accepts(conv({2, 8, 8, 64, 64, 1, 1})));
+  EXPECT_FALSE(accepts(conv({2, 8, 8, 64, 64, 5, 2})));
+  EXPECT_FALSE(accepts(conv(shapes), "h100", {.alignment = 8}));
+  EXPECT_FALSE(accepts(conv({2, 8, 8, 64, 64, 1, 0}, After::time)));
+  const auto changed = [](const std::function<void(Builder&)>& write) {
+    Graph body("body");
+    Builder b(body);
+    write(b);
+    return body;
+  };
+  const Type image{DType::bf16, {2, 8, 8, 64}}, filter{DType::bf16, {64, 3, 3, 64}};
+  EXPECT_FALSE(accepts(changed([&](Builder& b) {  // The image is the residual too.
+    const Value x = b.input("0", image), y = b.conv_fprop(x, b.input("1", filter), 1, 1);
+    b.graph().set_output("0", b.cast(b.add(y, b.cast(x, DType::f32)), DType::bf16));
+  })));
+  // Another stride, an f32 result, two results, two residuals, one that is moved.
+  EXPECT_FALSE(accepts(changed([&](Builder& b) {
+    b.graph().set_output("0", b.cast(b.conv_fprop(b.input("0", image), b.input("1", filter), 2, 1), DType::bf16));
+  })));
+  EXPECT_FALSE(accepts(changed(
+      [&](Builder& b) { b.graph().set_output("0", b.conv_fprop(b.input("0", image), b.input("1", filter), 1, 1)); })));
+  EXPECT_FALSE(accepts(changed([&](Builder& b) {
+    const Value x = b.conv_fprop(b.input("0", image), b.input("1", filter), 1, 1);
+    b.graph().set_output("0", b.cast(x, DType::bf16));
+    b.graph().set_output("1", b.cast(b.silu(x), DType::bf16));
+  })));
+  EXPECT_FALSE(accepts(changed([&](Builder& b) {
+    Value x = b.conv_fprop(b.input("0", image), b.input("1", filter), 1, 1);
+    for (const char* name : {"2", "3"}) x = b.add(x, b.cast(b.input(name, image), DType::f32));
+    b.graph().set_output("0", b.cast(x, DType::bf16));
+  })));
+  EXPECT_FALSE(accepts(changed([&](Builder& b) {
+    const Value x = b.conv_fprop(b.input("0", image), b.input("1", filter), 1, 1);
+    const Value y = b.reverse(b.input("2", image), 2);
+    b.graph().set_output("0", b.cast(b.add(x, b.cast(y, DType::f32)), DType::bf16));
+  })));
+}
+
+TEST(ConvWgmma, IsChosenOnHopperAlone) {
+  Graph graph("graph");
+  Builder b(graph);
+  const Value x = b.input("x", {DType::bf16, {2, 8, 8, 64}}), w = b.input("w", {DType::bf16, {64, 3, 3, 64}});
+  const auto body = std::make_shared<const Graph>(conv({2, 8, 8, 64, 64}));
+  graph.set_output("y", graph.add(ir::Op::fusion, {x, w}, ir::FusionAttrs{ir::Hero::conv, body}));
+  for (const auto& [device, expected] : {std::pair("h100", true), {"h200", true}, {"a100", false}, {"b200", false}}) {
+    const CudaPlan plan = lower_cuda(graph, passes::plan_memory(graph), *ir::find_device_spec(device));
+    ASSERT_EQ(plan.calls.size(), 1) << device;
+    EXPECT_EQ(!plan.calls[0].tensor_maps.empty(), expected) << device;
+  }
+}
+
+}  // namespace
+}  // namespace difuse::codegen::cuda

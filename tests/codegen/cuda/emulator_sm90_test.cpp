@@ -1,0 +1,182 @@
+// The emulator's Hopper engines: products of what the copy engine brought, in both orders, and waits that never end.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "codegen/cuda/source/device_source.h"
+#include "codegen/jit/kernel.h"
+#include "codegen/jit/nvrtc.h"
+#include "ir/error.h"
+#include "tests/support/cuda_emulator/emulated_kernel.h"
+
+namespace difuse::codegen::cuda {
+namespace {
+
+using difuse::testing::EmulatedKernel;
+
+struct Half {
+  uint16_t bits;
+};
+
+/// Small integers, exact in every format.
+std::vector<Half> integers(size_t count, int seed) {
+  std::vector<Half> halves(count);
+  for (size_t i = 0; i < count; ++i) {
+    const auto x = static_cast<float>((static_cast<int>(i * i) * 7 + static_cast<int>(i) * seed) % 9 - 4);
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    halves[i] = {static_cast<uint16_t>(bits >> 16)};
+  }
+  return halves;
+}
+float value(Half h) {
+  const uint32_t bits = uint32_t{h.bits} << 16;
+  float x;
+  std::memcpy(&x, &bits, 4);
+  return x;
+}
+
+CudaSource source_of(const std::string& body) {
+  return {"under_test", device_source({"vector.cuh", "ptx_sm90.cuh"}) + body, "sm_90a", {}};
+}
+
+/// A tensor of [chunks][rows][64].
+TensorMapSpec map_of(int64_t rows, int64_t chunks) {
+  return {.extents = {64, rows, chunks}, .strides = {128, rows * 128}, .box = {64, rows, chunks}, .steps = {1, 1, 1}};
+}
+
+/// Copies both operands, multiplies, and writes d as a matrix of 64 rows.
+std::string product(int columns, int a_bytes, int b_bytes, const std::string& steps) {
+  const std::string n = std::to_string(columns), a = std::to_string(a_bytes), b = std::to_string(b_bytes);
+  return R"(
+extern "C" __global__ void __launch_bounds__(128, 1) under_test(const __grid_constant__ TensorMap map_a,
+                                                                const __grid_constant__ TensorMap map_b, float* out) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  Barrier* const full = reinterpret_cast<Barrier*>(shared + )" +
+         a + " + " + b + R"();
+  if (threadIdx.x == 0) {
+    barrier_init(full, 1);
+    barrier_init_done();
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    barrier_arrive_expecting(full, )" +
+         a + " + " + b + R"();
+    tensor_load(shared, map_a, full, 0, 0, 0);
+    tensor_load(shared + )" +
+         a + R"(, map_b, full, 0, 0, 0);
+  }
+  barrier_wait(full, 0);
+  float d[)" +
+         n + R"( / 2];
+  for (int i = 0; i < )" +
+         n + R"( / 2; ++i) d[i] = 0.0f;
+  multiply_registers(d);
+  multiply_fence();
+)" + steps +
+         R"(
+  multiply_commit();
+  multiply_wait<0>();
+  multiply_registers(d);
+#pragma unroll
+  for (int i = 0; i < )" +
+         n + R"( / 2; ++i) {
+    const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + i / 2 % 2 * 8;
+    out[row * )" +
+         n + R"( + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2] = d[i];
+  }
+}
+)";
+}
+
+std::vector<float> run(const CudaSource& source, const TensorMapSpec& map_a, std::vector<Half> a,
+                       const TensorMapSpec& map_b, std::vector<Half> b, size_t results) {
+  const auto first = difuse::testing::emulated_map(map_a, reinterpret_cast<std::byte*>(a.data()));
+  const auto second = difuse::testing::emulated_map(map_b, reinterpret_cast<std::byte*>(b.data()));
+  std::vector<float> out(results, -1.0f);
+  const std::vector<uint64_t> arguments = {EmulatedKernel::argument(&first), EmulatedKernel::argument(&second),
+                                           EmulatedKernel::argument(out.data())};
+  EmulatedKernel::build(source).launch({1, 1, 1}, 128, 64 * 1024, arguments);
+  return out;
+}
+
+void expect_compiles(const CudaSource& source) {
+  if (const auto nvrtc = NvrtcLibrary::load()) {
+    EXPECT_NO_THROW(nvrtc->compile(source));
+  }
+}
+
+TEST(EmulatedHopper, MultipliesWhatRunsAlongK) {
+  constexpr int kRows = 64, kColumns = 128, kDepth = 64;
+  const CudaSource source = source_of(product(kColumns, kRows * 128, kColumns * 128, R"(
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    multiply_bf16(d, matrix_moved(matrix_descriptor(shared, 1024), k * 32),
+                  matrix_moved(matrix_descriptor(shared + 64 * 128, 1024), k * 32), true);
+  })"));
+  const std::vector<Half> a = integers(kRows * kDepth, 3), b = integers(kColumns * kDepth, 5);
+  const std::vector<float> got = run(source, map_of(kRows, 1), a, map_of(kColumns, 1), b, kRows * kColumns);
+  for (size_t m = 0; m < kRows; ++m) {
+    for (size_t n = 0; n < kColumns; ++n) {
+      float sum = 0;
+      for (size_t k = 0; k < kDepth; ++k) sum += value(a[m * kDepth + k]) * value(b[n * kDepth + k]);
+      ASSERT_EQ(got[m * kColumns + n], sum) << "row " << m << ", column " << n;
+    }
+  }
+  expect_compiles(source);
+}
+
+TEST(EmulatedHopper, MultipliesWhatRunsAlongMAndN) {
+  constexpr int kRows = 64, kColumns = 192, kDepth = 32;
+  const CudaSource source = source_of(product(kColumns, kDepth * 128, 3 * kDepth * 128, R"(
+#pragma unroll
+  for (int k = 0; k < 2; ++k) {
+    multiply_bf16<1, 1>(d, matrix_moved(matrix_descriptor(shared, 1024), k * 2048),
+                        matrix_moved(matrix_descriptor(shared + 32 * 128, 1024, 32 * 128), k * 2048), true);
+  })"));
+  const std::vector<Half> a = integers(kDepth * kRows, 3), b = integers(kDepth * kColumns, 5);
+  const std::vector<float> got = run(source, map_of(kDepth, 1), a, map_of(kDepth, 3), b, kRows * kColumns);
+  for (size_t m = 0; m < kRows; ++m) {
+    for (size_t n = 0; n < kColumns; ++n) {
+      float sum = 0;
+      for (size_t k = 0; k < kDepth; ++k) {
+        sum += value(a[k * kRows + m]) * value(b[(n / 64 * kDepth + k) * 64 + n % 64]);
+      }
+      ASSERT_EQ(got[m * kColumns + n], sum) << "row " << m << ", column " << n;
+    }
+  }
+  expect_compiles(source);
+}
+
+std::string failure_of(const std::string& body, int threads) {
+  const EmulatedKernel kernel = EmulatedKernel::build(source_of(R"(
+extern "C" __global__ void __launch_bounds__(128, 1) under_test(long long) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  Barrier* const barrier = reinterpret_cast<Barrier*>(shared);
+  if (threadIdx.x == 0) barrier_init(barrier, 2);
+  __syncthreads();
+)" + body + "}\n"));
+  const std::vector<uint64_t> arguments = {EmulatedKernel::argument(int64_t{0})};
+  try {
+    kernel.launch({1, 1, 1}, threads, 1024, arguments);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return {};
+}
+
+TEST(EmulatedHopper, SaysWhoWaitsForWhatNobodyBrings) {
+  const std::string two_of_two = "  barrier_arrive(barrier);\n  barrier_wait(barrier, 0);\n";
+  EXPECT_EQ(failure_of("  if (threadIdx.x < 2) {\n" + two_of_two + "  }\n", 32), "");
+  const std::string one = failure_of("  if (threadIdx.x < 1) {\n" + two_of_two + "  }\n", 32);
+  EXPECT_NE(one.find("waits at a barrier in shared memory for what nobody brings"), std::string::npos) << one;
+  EXPECT_EQ(failure_of("  if (threadIdx.x < 32) named_barrier_arrive(1, 64);\n  else named_barrier_sync(1, 64);\n", 64),
+            "");
+  const std::string named = failure_of("  if (threadIdx.x < 32) named_barrier_sync(1, 64);\n", 64);
+  EXPECT_NE(named.find("threads 0-31 wait at a named barrier"), std::string::npos) << named;
+}
+
+}  // namespace
+}  // namespace difuse::codegen::cuda

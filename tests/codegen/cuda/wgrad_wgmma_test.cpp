@@ -1,0 +1,185 @@
+// Gradients of filters on Hopper: run on the CPU they give what the reference gives, their kernels compile without
+// spills, the work is shared out evenly, and they are chosen where they must be.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "codegen/cuda/emit/wgrad_wgmma/problem.h"
+#include "codegen/cuda/lower_cuda.h"
+#include "codegen/jit/nvrtc.h"
+#include "ir/builder.h"
+#include "ir/op.h"
+#include "passes/memory_plan.h"
+#include "tests/codegen/cuda/body_run.h"
+
+namespace difuse::codegen::cuda {
+namespace {
+
+using ir::Builder;
+using ir::DType;
+using ir::Graph;
+using ir::Value;
+
+const ir::DeviceSpec& h100() { return *ir::find_device_spec("h100"); }
+
+/// As few processors as make the shares of small problems large.
+ir::DeviceSpec with_processors(int64_t count) {
+  ir::DeviceSpec device = h100();
+  device.processors = count;
+  return device;
+}
+
+struct Shapes {
+  int64_t n, h, w, c, k;
+  int64_t taps = 3, pad = 1, stride = 1;
+  DType dtype = DType::bf16;
+};
+
+enum class After : uint8_t { nothing, scaled, two_results };
+
+Graph wgrad(const Shapes& s, After after = After::nothing) {
+  Graph body("body");
+  Builder b(body);
+  const auto out = [&](int64_t extent) { return (extent + 2 * s.pad - s.taps) / s.stride + 1; };
+  const Value x = b.input("0", {s.dtype, {s.n, s.h, s.w, s.c}});
+  const Value dy = b.input("1", {s.dtype, {s.n, out(s.h), out(s.w), s.k}});
+  const Value dw = b.conv_wgrad(x, dy, {s.stride, s.pad, s.taps, s.taps});
+  if (after == After::nothing) {
+    body.set_output("0", dw);
+    return body;
+  }
+  const Value scaled = b.mul(dw, b.input("2", body.type(dw)));
+  body.set_output("0", scaled);
+  if (after == After::two_results) body.set_output("1", b.cast(dw, DType::bf16));
+  return body;
+}
+
+Recorder emitted(const Placed& placed) {
+  EXPECT_TRUE(halo_wgrad(placed.spec));
+  Recorder recorder;
+  emit_wgrad_wgmma(placed.spec, recorder);
+  return recorder;
+}
+
+struct Case {
+  std::string name;
+  Graph body;
+  int64_t processors = 3;
+  Places places = {};
+
+  friend void PrintTo(const Case& one, std::ostream* to) { *to << one.name; }
+};
+
+std::vector<Case> cases() {
+  return {
+      // Images of one tile, several to a tile, higher and wider than a tile; parts of tiles at every edge; blocks of
+      // the
+      // result that share a group, and groups that share a block.
+      {"whole_tiles", wgrad({2, 32, 8, 64, 64})},
+      {"one_tile", wgrad({1, 16, 8, 64, 64})},
+      {"few_channels", wgrad({1, 28, 12, 24, 8}), 5},
+      {"odd_channels", wgrad({2, 14, 9, 72, 40}, After::scaled), 4},
+      {"small_images", wgrad({5, 7, 7, 72, 136}, After::two_results), 7},
+      {"tiny_images", wgrad({9, 3, 5, 16, 72}), 2},
+      {"more_blocks_than_groups", wgrad({3, 8, 8, 136, 72}), 4},
+      {"no_border", wgrad({2, 12, 11, 40, 64, 3, 0}), 3},
+      {"wide_border", wgrad({1, 9, 6, 40, 64, 3, 2}), 3},
+      {"pointwise", wgrad({3, 5, 7, 72, 136, 1, 0}, After::scaled), 2},
+      {"pointwise_blocks", wgrad({2, 10, 14, 328, 200, 1, 0}), 5},
+      {"one_pixel", wgrad({1, 1, 1, 8, 8, 1, 0})},
+      {"aligned_16", wgrad({1, 8, 8, 24, 24}, After::scaled), 3, {.alignment = 16}},
+      {"half_wanted", wgrad({2, 8, 8, 24, 24}, After::two_results), 3, {.unwanted = {0}}},
+  };
+}
+
+class WgradWgmmaCase : public ::testing::TestWithParam<Case> {};
+
+TEST_P(WgradWgmmaCase, AgreesWithTheReference) {
+  const Case& c = GetParam();
+  const ir::DeviceSpec device = with_processors(c.processors);
+  const ir::TensorMap inputs = random_inputs(c.body, false);
+  const Placed placed = place(c.body, c.places, device);
+  expect_reference(c.body, inputs, run_drafts(placed, emitted(placed), inputs, "sm_90a"), false);
+}
+
+TEST_P(WgradWgmmaCase, CompilesWithoutSpills) {
+  const auto nvrtc = NvrtcLibrary::load();
+  if (!nvrtc) GTEST_SKIP() << "no NVRTC";
+  const Placed placed = place(GetParam().body, GetParam().places, h100());
+  for (const KernelDraft& draft : emitted(placed).drafts) {
+    const CompiledKernel kernel = nvrtc->compile(source_of(draft, "sm_90a"));
+    EXPECT_EQ(kernel.log.find("warning"), std::string::npos) << kernel.log;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, WgradWgmmaCase, ::testing::ValuesIn(cases()),
+                         [](const auto& one) { return one.param.name; });
+
+TEST(WgradWgmma, TheBatchIsNotInTheSource) {
+  const Graph small = wgrad({3, 16, 16, 128, 64}), large = wgrad({64, 16, 16, 128, 64});
+  const Recorder of_small = emitted(place(small, {}, h100())), of_large = emitted(place(large, {}, h100()));
+  ASSERT_EQ(of_small.drafts.size(), 2);
+  ASSERT_EQ(of_large.drafts.size(), 2);
+  for (size_t i = 0; i < 2; ++i) EXPECT_EQ(of_small.drafts[i].source, of_large.drafts[i].source);
+}
+
+TEST(WgradWgmma, CutsTheMeasuredShapes) {
+  struct Row {
+    Shapes shapes;
+    int64_t rows, images, blocks, tiles, groups;
+  };
+  // One group for each processor; where even shares of whole blocks cost less than a tile more, those; where there is
+  // less to do than the partial sums cost, fewer.
+  for (const Row& row :
+       {Row{{32, 64, 64, 64, 64}, 16, 1, 1, 1024, 132}, Row{{32, 64, 64, 192, 64}, 16, 1, 3, 1024, 132},
+        Row{{32, 32, 32, 320, 128}, 16, 1, 10, 256, 130}, Row{{32, 16, 16, 192, 192}, 16, 1, 9, 64, 126},
+        Row{{32, 8, 8, 256, 256}, 8, 2, 16, 16, 128}, Row{{32, 64, 64, 192, 192}, 16, 1, 9, 1024, 132},
+        Row{{32, 8, 8, 768, 768}, 8, 2, 144, 16, 132}, Row{{2, 28, 28, 64, 64}, 14, 1, 1, 16, 7},
+        Row{{32, 64, 64, 192, 64, 1, 0}, 8, 1, 1, 2048, 132}, Row{{32, 8, 8, 256, 768, 1, 0}, 8, 1, 8, 32, 40}}) {
+    const Graph body = wgrad(row.shapes);
+    const Placed placed = place(body, {}, h100());
+    const auto w = halo_wgrad(placed.spec);
+    ASSERT_TRUE(w);
+    const std::string where = fmt::format("{}x{} {} to {}", w->height, w->width, w->inputs, w->outputs);
+    EXPECT_EQ(w->rows, row.rows) << where;
+    EXPECT_EQ(w->images, row.images) << where;
+    EXPECT_EQ(w->blocks(), row.blocks) << where;
+    EXPECT_EQ(w->tiles(), row.tiles) << where;
+    EXPECT_EQ(w->groups(h100()), row.groups) << where;
+    EXPECT_GE(w->slots(h100()), 3) << where;
+    EXPECT_LE(w->shared_bytes(w->slots(h100())), h100().shared_memory_bytes) << where;
+  }
+}
+
+TEST(WgradWgmma, LeavesTheRestToOthers) {
+  const auto accepts = [](const Shapes& shapes, const char* device = "h100", const Places& places = {}) {
+    const Graph body = wgrad(shapes);
+    return accepts_wgrad_wgmma(place(body, places, *ir::find_device_spec(device)).spec);
+  };
+  const Shapes shapes{2, 8, 8, 64, 64};
+  EXPECT_TRUE(accepts(shapes));
+  EXPECT_TRUE(accepts({2, 8, 8, 32, 64}));
+  for (const char* device : {"a100", "l4", "b200", "rtx5090"}) EXPECT_FALSE(accepts(shapes, device)) << device;
+  EXPECT_FALSE(accepts({2, 8, 8, 3, 64}));
+  EXPECT_FALSE(accepts({2, 8, 8, 32, 32}));  // Three quarters of the products would be of channels that are not there.
+  EXPECT_FALSE(accepts({2, 8, 8, 64, 64, 1, 1}));
+  EXPECT_FALSE(accepts({2, 8, 8, 64, 64, 5, 2}));
+  EXPECT_FALSE(accepts({2, 8, 8, 64, 64, 3, 1, 2}));
+  EXPECT_FALSE(accepts({2, 8, 8, 64, 64, 3, 1, 1, DType::f32}));
+  EXPECT_FALSE(accepts({2, 8, 8, 64, 64, 3, 1, 1, DType::f16}));
+  EXPECT_FALSE(accepts(shapes, "h100", {.alignment = 8}));
+}
+
+TEST(WgradWgmma, IsChosenOnHopperAlone) {
+  Graph graph("graph");
+  Builder b(graph);
+  const Value x = b.input("x", {DType::bf16, {2, 8, 8, 64}}), dy = b.input("dy", {DType::bf16, {2, 8, 8, 64}});
+  graph.set_output("dw", b.conv_wgrad(x, dy, {1, 1, 3, 3}));
+  for (const auto& [device, expected] : {std::pair("h100", true), {"h200", true}, {"a100", false}, {"b200", false}}) {
+    const CudaPlan plan = lower_cuda(graph, passes::plan_memory(graph), *ir::find_device_spec(device));
+    ASSERT_EQ(plan.calls.size(), 2) << device;
+    EXPECT_EQ(!plan.calls[0].tensor_maps.empty(), expected) << device;
+  }
+}
+
+}  // namespace
+}  // namespace difuse::codegen::cuda

@@ -1,0 +1,96 @@
+// Convolutions on a GPU, through every pass: batches and images that fill no tile, channels that fill no chunk.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "ir/builder.h"
+#include "runtime/check.h"
+#include "runtime/compile.h"
+#include "tests/support/backend/cpu_run.h"
+#include "tests/support/backend/gpu.h"
+#include "tests/support/op_rows.h"
+
+namespace difuse {
+namespace {
+
+using codegen::cuda::CudaPlan;
+using ir::Builder;
+using ir::DType;
+using ir::Graph;
+using ir::Value;
+
+struct Shapes {
+  int64_t n, h, w, c, k, taps, pad;
+};
+
+/// The middle of a residual block: bias, time embedding, residual.
+Graph block(const Shapes& s) {
+  Graph graph(fmt::format("conv_{}x{}_n{}h{}w{}c{}k{}", s.taps, s.taps, s.n, s.h, s.w, s.c, s.k));
+  Builder b(graph);
+  const Value x = b.input("x", {DType::f32, {s.n, s.h, s.w, s.c}});
+  const Value w = b.input("w", {DType::f32, {s.k, s.taps, s.taps, s.c}});
+  const Value y = b.conv_fprop(x, w, 1, s.pad);
+  const ir::Shape shape = b.shape(y);
+  const Value biased = b.add(y, b.broadcast_channels(b.input("bias", {DType::f32, {s.k}}), shape));
+  const Value timed = b.add(biased, b.broadcast_image_channels(b.input("time", {DType::f32, {s.n, s.k}}), shape));
+  graph.set_output("y", b.add(b.input("residual", {DType::f32, shape}), timed));
+  return graph;
+}
+
+TEST(GpuConv, ShapesThatFillNoTileMatchTheReference) {
+  DIFUSE_NEED_GPU(gpu);
+  constexpr Shapes kShapes[] = {
+      {1, 32, 8, 64, 64, 3, 1},    {3, 64, 64, 64, 64, 3, 1},   {2, 64, 64, 192, 64, 3, 1}, {2, 64, 64, 64, 192, 3, 1},
+      {3, 32, 32, 128, 128, 3, 1}, {5, 16, 16, 192, 192, 3, 1}, {7, 8, 8, 256, 256, 3, 1},  {13, 14, 14, 96, 40, 3, 1},
+      {5, 7, 7, 72, 200, 3, 1},    {9, 28, 28, 32, 32, 3, 1},   {7, 9, 5, 136, 64, 3, 1},   {3, 12, 20, 64, 128, 3, 0},
+      {3, 18, 22, 64, 72, 3, 2},   {3, 7, 9, 200, 72, 1, 0},    {2, 64, 64, 192, 64, 1, 0}, {3, 16, 16, 1024, 64, 1, 0},
+      {1, 1, 1, 8, 8, 1, 0},       {1, 3, 3, 8, 8, 3, 1},
+  };
+  std::vector<Graph> graphs;
+  std::vector<CudaPlan> plans;
+  runtime::CompileSettings settings;
+  settings.precision = passes::Precision::bf16;
+  for (const Shapes& shapes : kShapes) {
+    graphs.push_back(block(shapes));
+    plans.push_back(runtime::plan_cuda(graphs.back(), {}, gpu.spec(), settings));
+  }
+  testing::compile_together(gpu, plans);
+  for (size_t i = 0; i < plans.size(); ++i) {
+    SCOPED_TRACE(graphs[i].name());
+    const auto executor = testing::execute(gpu, plans[i]);
+    for (const auto& [name, tensor] : testing::random_leaves(graphs[i], ir::Op::input, 1)) {
+      executor->write_input(name, testing::encode(tensor));
+    }
+    for (const runtime::NodeCheck& check : runtime::check_step(*executor)) {
+      EXPECT_TRUE(check.passed()) << check.name << ": " << check.error << " of " << check.tolerance << " ("
+                                  << check.rule << ")";
+    }
+  }
+}
+
+TEST(GpuConv, AnImageHasTheSameBitsInEveryBatchAndEveryRun) {
+  DIFUSE_NEED_GPU(gpu);
+  runtime::CompileSettings settings;
+  settings.precision = passes::Precision::bf16;
+  std::vector<float> first;
+  for (const int64_t batch : {1, 2, 5, 33}) {
+    const Graph graph = block({batch, 16, 16, 128, 64, 3, 1});
+    const auto executor = testing::execute(gpu, runtime::plan_cuda(graph, {}, gpu.spec(), settings));
+    std::vector<float> image(16 * 16 * 64);
+    for (const auto& [name, tensor] : testing::random_leaves(block({33, 16, 16, 128, 64, 3, 1}), ir::Op::input, 1)) {
+      ir::Tensor part(graph.type(graph.find_input(name)));
+      std::copy_n(tensor.data.begin(), part.data.size(), part.data.begin());
+      executor->write_input(name, testing::encode(part));
+    }
+    for (int step = 0; step < 3; ++step) {
+      executor->run();
+      std::vector<float> all(static_cast<size_t>(batch) * image.size());
+      executor->read_output("y", std::as_writable_bytes(std::span(all)));
+      std::copy_n(all.begin(), image.size(), image.begin());
+      if (first.empty()) first = image;
+      EXPECT_EQ(image, first) << "batch " << batch << ", step " << step;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace difuse

@@ -1,0 +1,91 @@
+// Gradients of filters on a GPU, through every pass: batches and images that fill no tile, channels that fill no chunk.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+
+#include "ir/builder.h"
+#include "runtime/check.h"
+#include "runtime/compile.h"
+#include "tests/support/backend/cpu_run.h"
+#include "tests/support/backend/gpu.h"
+#include "tests/support/op_rows.h"
+
+namespace difuse {
+namespace {
+
+using codegen::cuda::CudaPlan;
+using ir::Builder;
+using ir::DType;
+using ir::Graph;
+using ir::Value;
+
+struct Shapes {
+  int64_t n, h, w, c, k, taps, pad;
+};
+
+/// The gradient, and what weight decay makes of it.
+Graph gradient(const Shapes& s) {
+  Graph graph(fmt::format("wgrad_{}x{}_n{}h{}w{}c{}k{}", s.taps, s.taps, s.n, s.h, s.w, s.c, s.k));
+  Builder b(graph);
+  const int64_t border = 2 * s.pad - s.taps + 1;
+  const Value x = b.input("x", {DType::f32, {s.n, s.h, s.w, s.c}});
+  const Value dy = b.input("dy", {DType::f32, {s.n, s.h + border, s.w + border, s.k}});
+  const Value dw = b.conv_wgrad(x, dy, {1, s.pad, s.taps, s.taps});
+  graph.set_output("dw", b.add(dw, b.input("w", graph.type(dw))));
+  return graph;
+}
+
+std::unique_ptr<runtime::CudaExecutor> ready(const runtime::Target& gpu, const Graph& graph, const CudaPlan& plan) {
+  auto executor = testing::execute(gpu, plan);
+  for (const auto& [name, tensor] : testing::random_leaves(graph, ir::Op::input, 1)) {
+    executor->write_input(name, testing::encode(tensor));
+  }
+  return executor;
+}
+
+TEST(GpuWgrad, ShapesThatFillNoTileMatchTheReference) {
+  DIFUSE_NEED_GPU(gpu);
+  constexpr Shapes kShapes[] = {
+      {1, 32, 8, 64, 64, 3, 1},    {3, 64, 64, 64, 64, 3, 1}, {2, 64, 64, 192, 64, 3, 1}, {2, 32, 32, 320, 128, 3, 1},
+      {5, 16, 16, 192, 192, 3, 1}, {7, 8, 8, 256, 256, 3, 1}, {3, 8, 8, 768, 768, 3, 1},  {13, 14, 14, 96, 64, 3, 1},
+      {5, 7, 7, 72, 200, 3, 1},    {9, 28, 28, 56, 64, 3, 1}, {7, 9, 5, 136, 64, 3, 1},   {3, 12, 20, 64, 128, 3, 0},
+      {3, 18, 22, 64, 120, 3, 2},  {3, 7, 9, 200, 64, 1, 0},  {2, 64, 64, 192, 64, 1, 0}, {3, 16, 16, 1024, 64, 1, 0},
+      {32, 8, 8, 256, 768, 1, 0},  {1, 1, 1, 64, 64, 1, 0},   {1, 3, 3, 64, 64, 3, 1},
+  };
+  std::vector<Graph> graphs;
+  std::vector<CudaPlan> plans;
+  runtime::CompileSettings settings;
+  settings.precision = passes::Precision::bf16;
+  for (const Shapes& shapes : kShapes) {
+    graphs.push_back(gradient(shapes));
+    plans.push_back(runtime::plan_cuda(graphs.back(), {}, gpu.spec(), settings));
+  }
+  testing::compile_together(gpu, plans);
+  for (size_t i = 0; i < plans.size(); ++i) {
+    SCOPED_TRACE(graphs[i].name());
+    for (const runtime::NodeCheck& check : runtime::check_step(*ready(gpu, graphs[i], plans[i]))) {
+      EXPECT_TRUE(check.passed()) << check.name << ": " << check.error << " of " << check.tolerance << " ("
+                                  << check.rule << ")";
+    }
+  }
+}
+
+TEST(GpuWgrad, EveryRunGivesTheSameBits) {
+  DIFUSE_NEED_GPU(gpu);
+  runtime::CompileSettings settings;
+  settings.precision = passes::Precision::bf16;
+  const Graph graph = gradient({32, 16, 16, 192, 128, 3, 1});
+  const auto executor = ready(gpu, graph, runtime::plan_cuda(graph, {}, gpu.spec(), settings));
+  std::vector<float> first(128 * 9 * 192), next(first.size());
+  executor->run();
+  executor->read_output("dw", std::as_writable_bytes(std::span(first)));
+  for (int step = 0; step < 20; ++step) {
+    executor->run();
+    executor->read_output("dw", std::as_writable_bytes(std::span(next)));
+    ASSERT_EQ(next, first) << "step " << step;
+  }
+}
+
+}  // namespace
+}  // namespace difuse

@@ -1,0 +1,176 @@
+// Stands in for codegen/cuda/device/ptx_sm90.cuh in emulated kernels: the same functions. The engines do at once what
+// they are told; a wait that would not pass lets the other threads run.
+#pragma once
+
+struct alignas(64) TensorMap {
+  unsigned long long opaque[16];
+};
+struct alignas(8) Barrier {
+  short count, pending;
+  int bytes : 31;  ///< Announced and not yet copied.
+  unsigned parity : 1;
+};
+
+namespace emulated {
+
+// What the engines read and write is not instrumented: barriers that the checker does not know order it.
+#define EMULATED_ENGINE __attribute__((noinline, no_sanitize("thread"))) inline
+
+EMULATED_ENGINE void advance(Barrier* barrier, int arrivals, int bytes) {
+  barrier->pending -= arrivals;
+  barrier->bytes += bytes;
+  emulator::machine->progress();
+  if (barrier->pending != 0 || barrier->bytes != 0) return;
+  barrier->pending = barrier->count;
+  barrier->parity ^= 1u;
+}
+EMULATED_ENGINE bool has_passed(const Barrier* barrier, int parity) {
+  return barrier->parity != static_cast<unsigned>(parity);
+}
+
+/// Where instructions find the byte that lies at this address in a tile whose chunks are not exchanged.
+EMULATED_ENGINE unsigned exchanged(unsigned address) { return address ^ (address >> 3 & 0x70u); }
+
+/// Between a box of a tensor in global memory and shared memory at `shared`.
+EMULATED_ENGINE int copy_box(const TensorMap& map, const void* shared, const int (&at)[5], bool is_load) {
+  const auto content = __builtin_bit_cast(emulator::TensorMapContent, map);
+  const unsigned first = emulator::machine->shared_address(shared);
+  if (first % 128 != 0)
+    emulator::machine->fail("a box of a tensor that starts at no multiple of 128 bytes", nullptr, 0);
+  unsigned boxes = 1;
+  for (int d = 1; d < content.rank; ++d) boxes *= content.box[d];
+  const unsigned row_bytes = content.box[0] * content.element_bytes;
+  for (unsigned row = 0; row < boxes; ++row) {
+    unsigned char* line = content.start;
+    bool inside = true;
+    unsigned rest = row;
+    for (int d = 1; d < content.rank; ++d) {
+      const long long c = at[d] + static_cast<long long>(rest % content.box[d]);
+      rest /= content.box[d];
+      inside = inside && c >= 0 && c < static_cast<long long>(content.extents[d]);
+      line += c * static_cast<long long>(content.strides[d - 1]);
+    }
+    for (unsigned i = 0; i < content.box[0]; ++i) {
+      const long long c = at[0] + static_cast<long long>(i);
+      const bool is_there = inside && c >= 0 && c < static_cast<long long>(content.extents[0]);
+      unsigned char* const to = emulator::machine->shared_pointer(
+          exchanged(first + row * row_bytes + i * content.element_bytes), content.element_bytes);
+      unsigned char* const element = line + c * content.element_bytes;
+      for (unsigned b = 0; b < content.element_bytes; ++b) {
+        if (is_load) {
+          to[b] = is_there ? element[b] : 0;
+        } else if (is_there) {
+          element[b] = to[b];
+        }
+      }
+    }
+  }
+  return static_cast<int>(boxes * row_bytes);
+}
+
+inline void load_box(void* to, const TensorMap& map, Barrier* barrier, const int (&at)[5]) {
+  advance(barrier, 0, -copy_box(map, to, at, true));
+}
+
+/// A matrix in shared memory, as a descriptor says.
+struct Matrix {
+  unsigned start, chunk_stride, stride;
+  bool k_major;
+};
+EMULATED_ENGINE Matrix matrix_of(unsigned long long descriptor, bool k_major) {
+  const auto bytes = [descriptor](int from) { return static_cast<unsigned>(descriptor >> from & 0x3fffu) << 4; };
+  return {bytes(0), bytes(16), bytes(32), k_major};
+}
+EMULATED_ENGINE float element(const Matrix& m, unsigned row, unsigned k) {
+  const unsigned place = m.k_major ? row / 8 * m.stride + row % 8 * 128 + k * 2
+                                   : row / 64 * m.chunk_stride + k / 8 * m.stride + k % 8 * 128 + row % 64 * 2;
+  const auto* const half =
+      reinterpret_cast<const unsigned short*>(emulator::machine->shared_pointer(exchanged(m.start + place), 2));
+  return __uint_as_float(static_cast<unsigned>(*half) << 16);
+}
+
+/// This thread's results of a warpgroup's product.
+EMULATED_ENGINE void multiply(float* d, unsigned columns, const Matrix& a, const Matrix& b, bool accumulate) {
+  const unsigned lane = emulator::machine->lane, warp = emulator::machine->thread_index.x / 32 % 4;
+  float rows[2][16];
+  for (unsigned i = 0; i < 32; ++i) rows[i / 16][i % 16] = element(a, warp * 16 + lane / 4 + i / 16 * 8, i % 16);
+  for (unsigned i = 0; i < columns / 4; ++i) {
+    float column[16];
+    for (unsigned k = 0; k < 16; ++k) column[k] = element(b, i / 2 * 8 + lane % 4 * 2 + i % 2, k);
+    for (unsigned half = 0; half < 2; ++half) {
+      float& sum = d[i / 2 * 4 + half * 2 + i % 2];
+      double exact = accumulate ? static_cast<double>(sum) : 0.0;
+      for (unsigned k = 0; k < 16; ++k) exact += static_cast<double>(rows[half][k]) * static_cast<double>(column[k]);
+      sum = static_cast<float>(exact);
+    }
+  }
+}
+
+}  // namespace emulated
+
+EMULATED_ENGINE void barrier_init(Barrier* barrier, int count) {
+  *barrier = {static_cast<short>(count), static_cast<short>(count), 0, 0};
+}
+inline void barrier_init_done() {}
+inline void barrier_arrive(Barrier* barrier) { emulated::advance(barrier, 1, 0); }
+inline void barrier_arrive_expecting(Barrier* barrier, int bytes) { emulated::advance(barrier, 1, bytes); }
+inline bool barrier_try_wait(Barrier* barrier, int parity) {
+  if (emulated::has_passed(barrier, parity)) return true;
+  emulator::machine->wait_for_progress();
+  return emulated::has_passed(barrier, parity);
+}
+inline void barrier_wait(Barrier* barrier, int parity) {
+  while (!barrier_try_wait(barrier, parity)) {
+  }
+}
+
+inline void named_barrier_sync(int id, int threads) { emulator::machine->named_barrier(id, threads, true); }
+inline void named_barrier_arrive(int id, int threads) { emulator::machine->named_barrier(id, threads, false); }
+
+inline void tensor_map_prefetch(const TensorMap&) {}
+inline void tensor_load(void* to, const TensorMap& map, Barrier* barrier, int c0, int c1, int c2) {
+  emulated::load_box(to, map, barrier, {c0, c1, c2, 0, 0});
+}
+inline void tensor_load(void* to, const TensorMap& map, Barrier* barrier, int c0, int c1, int c2, int c3) {
+  emulated::load_box(to, map, barrier, {c0, c1, c2, c3, 0});
+}
+inline void tensor_store(const TensorMap& map, const void* from, int c0, int c1, int c2, int c3) {
+  emulated::copy_box(map, from, {c0, c1, c2, c3, 0}, false);
+}
+inline void tensor_prefetch(const TensorMap&, int, int, int, int) {}
+inline void tensor_store_commit() {}
+template <int pending>
+inline void tensor_store_wait_read() {}
+inline void fence_shared_for_engines() {}
+
+inline void stmatrix_x4_trans(void* row, unsigned r0, unsigned r1, unsigned r2, unsigned r3) {
+  unsigned r[4] = {r0, r1, r2, r3};
+  emulated::ldmatrix(emulator::Collective::stmatrix_trans, r, row);
+}
+
+template <int registers>
+inline void take_registers() {}
+template <int registers>
+inline void give_registers() {}
+
+inline unsigned long long matrix_descriptor(const void* start, int stride, int chunk_stride = 16) {
+  return static_cast<unsigned long long>(shared_address(start) >> 4) |
+         static_cast<unsigned long long>(chunk_stride >> 4) << 16 | static_cast<unsigned long long>(stride >> 4) << 32 |
+         1ull << 62;
+}
+inline unsigned long long matrix_moved(unsigned long long descriptor, int bytes) {
+  return descriptor + static_cast<unsigned>(bytes >> 4);
+}
+
+template <int count>
+inline void multiply_registers(float (&)[count]) {}
+inline void multiply_fence() {}
+inline void multiply_commit() {}
+template <int pending>
+inline void multiply_wait() {}
+template <int mn_major_a = 0, int mn_major_b = 0, int sums>
+inline void multiply_bf16(float (&d)[sums], unsigned long long a, unsigned long long b, bool accumulate) {
+  static_assert(sums == 32 || sums == 64 || sums == 96 || sums == 128);
+  emulated::multiply(d, sums * 2, emulated::matrix_of(a, mn_major_a == 0), emulated::matrix_of(b, mn_major_b == 0),
+                     accumulate);
+}
