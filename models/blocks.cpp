@@ -41,11 +41,12 @@ Image Image::concat(Builder& build, Value a, Value b) {
   return image;
 }
 
-Value timestep_embedding(Builder& build, Value timesteps, int64_t channels, double max_period) {
-  const int64_t half = channels / 2;
+Value timestep_embedding(Builder& build, Value timesteps, const UNetConfig& config) {
+  const int64_t half = config.model_channels / 2;
+  const double slowest = static_cast<double>(half) - config.freq_shift;
   std::vector<double> high, low;
   for (int64_t i = 0; i < half; ++i) {
-    const double frequency = std::exp(-std::log(max_period) * static_cast<double>(i) / static_cast<double>(half));
+    const double frequency = std::exp(-std::log(config.max_period) * static_cast<double>(i) / slowest);
     high.push_back(round_to_12_bits(frequency));
     low.push_back(frequency - high.back());
   }
@@ -59,7 +60,8 @@ Value timestep_embedding(Builder& build, Value timesteps, int64_t channels, doub
   const Value cos_a = build.cos(a), sin_a = build.sin(a), cos_b = build.cos(b), sin_b = build.sin(b);
   const Value cosine = build.sub(build.mul(cos_a, cos_b), build.mul(sin_a, sin_b));
   const Value sine = build.add(build.mul(sin_a, cos_b), build.mul(cos_a, sin_b));
-  return build.pad(build.concat({cosine, sine}, 1), 1, 0, channels - 2 * half);
+  const Value both = config.cosines_first ? build.concat({cosine, sine}, 1) : build.concat({sine, cosine}, 1);
+  return build.pad(both, 1, 0, config.model_channels - 2 * half);
 }
 
 Value Blocks::bias(const std::string& name, int64_t channels, int64_t fan_in, bool zero) {
@@ -74,16 +76,37 @@ Value Blocks::linear(const std::string& name, Value x, int64_t out) {
 }
 
 Value Blocks::weight_and_conv(const std::string& name, Value image, int64_t out, int64_t size, int64_t stride,
-                              bool zero) {
+                              int64_t padding, bool zero) {
   const int64_t in = build_.shape(image)[3];
   const Value weight = parameters_.get(name + ".weight", {out, size, size, in}, layer_init(in * size * size, zero));
-  return build_.conv_fprop(image, weight, stride, size / 2);
+  return build_.conv_fprop(image, weight, stride, padding);
+}
+
+Value Blocks::add_bias(Value image, Value bias) {
+  return build_.add(image, build_.broadcast_channels(bias, build_.shape(image)));
 }
 
 Value Blocks::conv(const std::string& name, Value image, int64_t out, int64_t size, int64_t stride, bool zero) {
   const int64_t fan_in = build_.shape(image)[3] * size * size;
-  const Value y = weight_and_conv(name, image, out, size, stride, zero);
-  return build_.add(y, build_.broadcast_channels(bias(name, out, fan_in, zero), build_.shape(y)));
+  const Value y = weight_and_conv(name, image, out, size, stride, size / 2, zero);
+  return add_bias(y, bias(name, out, fan_in, zero));
+}
+
+Value Blocks::strided_conv(const std::string& name, Value image, int64_t out) {
+  constexpr int64_t kSize = 3, kStride = 2;
+  const int64_t fan_in = build_.shape(image)[3] * kSize * kSize;
+  if (config_.downsample_padding == 0) image = build_.pad(build_.pad(image, 1, 0, 1), 2, 0, 1);
+  const Value y = weight_and_conv(name, image, out, kSize, kStride, config_.downsample_padding, false);
+  return add_bias(y, bias(name, out, fan_in, false));
+}
+
+Value Blocks::transposed_conv(const std::string& name, Value image, int64_t out, int64_t height, int64_t width) {
+  constexpr int64_t kSize = 3, kStride = 2, kPadding = 1;
+  const int64_t in = build_.shape(image)[3];
+  // PyTorch takes the second axis of its [in, out, R, S] for the fan-in.
+  const int64_t fan_in = out * kSize * kSize;
+  const Value weight = parameters_.get(name + ".weight", {in, kSize, kSize, out}, layer_init(fan_in, false));
+  return add_bias(build_.conv_dgrad(image, weight, {kStride, kPadding, height, width}), bias(name, out, fan_in, false));
 }
 
 Value Blocks::group_norm(const std::string& name, const Image& image, Value scale, Value shift) {
@@ -117,7 +140,7 @@ Value Blocks::drop(Value image) {
 Value Blocks::residual(const std::string& name, const Image& image, Value embedding, int64_t out, Resample resample) {
   const int64_t in = build_.shape(image.value)[3];
   Value h = build_.silu(group_norm(name + ".in_layers.0", image));
-  h = weight_and_conv(name + ".in_layers.2", resample_image(build_, h, resample), out, 3, 1, false);
+  h = weight_and_conv(name + ".in_layers.2", resample_image(build_, h, resample), out, 3, 1, 1, false);
   const Shape shape = build_.shape(h);
   const Value in_bias = bias(name + ".in_layers.2", out, in * 9, false);
   const Value row = linear(name + ".emb_layers.1", embedding, config_.use_scale_shift_norm ? 2 * out : out);
@@ -137,10 +160,10 @@ Value Blocks::residual(const std::string& name, const Image& image, Value embedd
   return build_.add(skip, h);
 }
 
-Value Blocks::attention(const std::string& name, Value image) {
+Value Blocks::attention(const std::string& name, Value image, bool norm) {
   const Shape shape = build_.shape(image);
   const int64_t channels = shape[3], length = shape[1] * shape[2];
-  const Value normed = group_norm(name + ".norm", Image(image));
+  const Value normed = norm ? group_norm(name + ".norm", Image(image)) : image;
   const Value qkv = conv(name + ".qkv", normed, 3 * channels, 1);
   const Value mixed = build_
                           .attention(build_.reshape(qkv, {shape[0], length, 3 * channels}),
@@ -149,11 +172,11 @@ Value Blocks::attention(const std::string& name, Value image) {
   return build_.add(image, conv(name + ".proj_out", build_.reshape(mixed, shape), channels, 1, 1, true));
 }
 
-Value Blocks::resample_block(const std::string& name, Value image, Value embedding, Resample resample) {
+Value Blocks::resample_block(const std::string& name, Value image, Value embedding, Resample resample, Resampling how) {
   const int64_t channels = build_.shape(image)[3];
-  if (config_.resblock_updown) return residual(name, Image(image), embedding, channels, resample);
-  if (!config_.conv_resample) return resample_image(build_, image, resample);
-  if (resample == Resample::down) return conv(name + ".op", image, channels, 3, 2);
+  if (how == Resampling::residual) return residual(name, Image(image), embedding, channels, resample);
+  if (how == Resampling::plain) return resample_image(build_, image, resample);
+  if (resample == Resample::down) return strided_conv(name + ".op", image, channels);
   return conv(name + ".conv", build_.upsample_nearest(image), channels, 3);
 }
 

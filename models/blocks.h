@@ -33,10 +33,11 @@ struct Image {
 
 enum class Resample : uint8_t { none, up, down };
 
-/// [N] timesteps -> f32 [N, channels]: cosines of t * max_period^(-i / half), then sines, then a zero where `channels`
-/// is odd (Ho et al., 2020; Vaswani et al., 2017). Frequencies are split in two, so that for whole timesteps below 4096
-/// the large angle t * high is exact in f32 and the result has nearly all its digits.
-ir::Value timestep_embedding(ir::Builder& build, ir::Value timesteps, int64_t channels, double max_period);
+/// [N] timesteps -> f32 [N, model_channels]: cosines of t * max_period^(-i / (half - freq_shift)), then sines (or the
+/// other way round), then a zero where the width is odd (Ho et al., 2020; Vaswani et al., 2017). Frequencies are split
+/// in two, so that for whole timesteps below 4096 the large angle t * high is exact in f32 and the result has nearly
+/// all its digits.
+ir::Value timestep_embedding(ir::Builder& build, ir::Value timesteps, const UNetConfig& config);
 
 class Blocks {
  public:
@@ -54,13 +55,19 @@ class Blocks {
   /// `embedding`: silu(time embedding) [N, E].
   ir::Value residual(const std::string& name, const Image& image, ir::Value embedding, int64_t out,
                      Resample resample = Resample::none);
-  ir::Value attention(const std::string& name, ir::Value image);
-  /// Halves or doubles height and width as the configuration says, by a block of its own; `name` is its container's.
-  ir::Value resample_block(const std::string& name, ir::Value image, ir::Value embedding, Resample resample);
+  ir::Value attention(const std::string& name, ir::Value image, bool norm = true);
+  /// Halves or doubles height and width by a block of its own; `name` is its container's.
+  ir::Value resample_block(const std::string& name, ir::Value image, ir::Value embedding, Resample resample,
+                           Resampling how);
+  /// [N, H, W, in] -> [N, ceil(H / 2), ceil(W / 2), out], 3x3.
+  ir::Value strided_conv(const std::string& name, ir::Value image, int64_t out);
+  /// [N, ceil(height / 2), ceil(width / 2), in] -> [N, height, width, out], 3x3. Its weight is [in, 3, 3, out].
+  ir::Value transposed_conv(const std::string& name, ir::Value image, int64_t out, int64_t height, int64_t width);
 
  private:
   ir::Value weight_and_conv(const std::string& name, ir::Value image, int64_t out, int64_t size, int64_t stride,
-                            bool zero);
+                            int64_t padding, bool zero);
+  ir::Value add_bias(ir::Value image, ir::Value bias);
   ir::Value bias(const std::string& name, int64_t channels, int64_t fan_in, bool zero);
   ir::Value drop(ir::Value image);
 

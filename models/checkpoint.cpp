@@ -115,8 +115,13 @@ runtime::TensorMetadata metadata_of(const RunConfig& config) {
 template <class Config>
 Config read_config(const runtime::SafetensorsReader& reader, const std::string& key) {
   json object = metadata_json(reader, key);
-  // Checkpoints of before there was a fingerprint.
-  if (std::is_same_v<Config, RunSettings> && object.is_object()) object.emplace("fingerprint", 0);
+  if (object.is_object()) {  // Checkpoints of before there was a field.
+    if constexpr (std::is_same_v<Config, RunSettings>) object.emplace("fingerprint", 0);
+    if constexpr (std::is_same_v<Config, UNetConfig>) {
+      UNetConfig().visit_later_fields(
+          [&object](const char* name, const auto& field) { object.emplace(name, json_detail::write(field)); });
+    }
+  }
   return config_from_json<Config>(object, fmt::format("'{}': '{}' in its metadata", reader.path().string(), key));
 }
 

@@ -114,10 +114,116 @@ Preset adm_imagenet64() {
   return p;
 }
 
+/// What guided-diffusion's larger models have in common, by the flags of its README: learned variance on a linear
+/// schedule of 1000 steps, residual resampling, scale and shift, two blocks a level.
+Preset adm_large(std::string name, std::string description, int64_t size, std::vector<double> mult) {
+  Preset p{std::move(name), std::move(description), {}, {}, {}};
+  p.unet.image_height = p.unet.image_width = size;
+  p.unet.model_channels = 256;
+  p.unet.channel_mult = std::move(mult);
+  p.unet.attention_resolutions = {size / 32, size / 16, size / 8};
+  p.unet.num_head_channels = 64;
+  p.unet.use_scale_shift_norm = true;
+  p.unet.resblock_updown = true;
+  p.unet.num_classes = 1000;
+  p.unet.learn_sigma = true;
+  p.training.batch = 8;
+  return p;
+}
+
+const std::vector<double> kMult256 = {1, 1, 2, 2, 4, 4};
+
+Preset adm_imagenet128() {
+  Preset p = adm_large("adm-imagenet128", "128x128 colour, 1000 classes, guided-diffusion's ImageNet-128 model", 128,
+                       {1, 1, 2, 3, 4});
+  p.unet.num_heads = 4;
+  p.unet.num_head_channels = 0;
+  return p;
+}
+
+Preset adm_imagenet256() {
+  return adm_large("adm-imagenet256", "256x256 colour, 1000 classes, guided-diffusion's ImageNet-256 model", 256,
+                   kMult256);
+}
+
+Preset adm_imagenet256_uncond() {
+  Preset p = adm_large("adm-imagenet256-uncond",
+                       "256x256 colour, guided-diffusion's ImageNet-256 model without classes", 256, kMult256);
+  p.unet.num_classes = 0;
+  return p;
+}
+
+Preset adm_lsun256() {
+  Preset p = adm_large("adm-lsun256", "256x256 colour, guided-diffusion's LSUN models", 256, kMult256);
+  p.unet.num_classes = 0;
+  p.unet.dropout = 0.1;
+  return p;
+}
+
+Preset adm_imagenet512() {
+  return adm_large("adm-imagenet512", "512x512 colour, 1000 classes, guided-diffusion's ImageNet-512 model", 512,
+                   {0.5, 1, 1, 2, 2, 4, 4});
+}
+
+Preset adm_upsample256() {
+  Preset p = adm_large("adm-upsample256", "64x64 to 256x256 colour, 1000 classes, guided-diffusion's upsampler", 256,
+                       kMult256);
+  p.unet.model_channels = 192;
+  p.unet.conditioning_channels = 3;
+  p.unet.num_heads = 4;
+  p.unet.num_head_channels = 0;
+  return p;
+}
+
+Preset adm_upsample512() {
+  Preset p = adm_large("adm-upsample512", "128x128 to 512x512 colour, 1000 classes, guided-diffusion's upsampler", 512,
+                       kMult256);
+  p.unet.model_channels = 192;
+  p.unet.conditioning_channels = 3;
+  p.unet.attention_resolutions = {16, 32};
+  return p;
+}
+
+Preset unet_cu64() {
+  Preset p = adm_seed64();
+  p.name = "unet-cu64";
+  p.description = "64x64 colour, 20 M parameters, the model of unet.cu";
+  p.unet.qkv_order = ir::QkvOrder::qkv_first;
+  p.unet.max_period = 1000;
+  return p;
+}
+
+Preset mnist_strided() {
+  Preset p{"mnist-strided", "28x28 grey, strided and transposed convolutions with ReLU, no norms", {}, {}, {}};
+  p.unet.image_height = p.unet.image_width = 28;
+  p.unet.image_channels = 1;
+  p.unet.family = UNetFamily::strided;
+  p.unet.model_channels = 32;
+  p.unet.channel_mult = {1, 2, 4};
+  p.training.batch = 128;
+  p.training.optimizer.learning_rate = 1e-3;
+  p.training.optimizer.ema_decays = {0.999};
+  return p;
+}
+
 }  // namespace
 
 std::vector<Preset> presets() {
-  return {tiny(), fashion_demo(), mnist_small(), adm_seed64(), ddpm_cifar10(), adm_imagenet64()};
+  return {tiny(),
+          mnist_strided(),
+          fashion_demo(),
+          mnist_small(),
+          adm_seed64(),
+          unet_cu64(),
+          ddpm_cifar10(),
+          adm_imagenet64(),
+          adm_upsample512(),
+          adm_upsample256(),
+          adm_imagenet128(),
+          adm_imagenet256_uncond(),
+          adm_lsun256(),
+          adm_imagenet256(),
+          adm_imagenet512()};
 }
 
 Preset find_preset(std::string_view name) {

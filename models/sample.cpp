@@ -63,7 +63,7 @@ void require_grid_size(int64_t count, const UNetConfig& unet, int64_t columns) {
 }
 
 /// The number of a class: a name, as the checkpoint has it, or digits where no class has such a name.
-int32_t find_class(const std::string& text, const Checkpoint& checkpoint) {
+int32_t find_class(const std::string& text, const TrainedModel& checkpoint) {
   const std::vector<std::string>& names = checkpoint.config().run.class_names;
   const int64_t classes = labelled_classes(checkpoint.config().diffusion, checkpoint.config().unet.num_classes);
   if (const auto found = std::ranges::find(names, text); found != names.end()) {
@@ -103,7 +103,7 @@ int grid_columns(int64_t count) {
   return static_cast<int>(columns);
 }
 
-SamplerConfig settle_sampler(const SamplerChoice& choice, const Checkpoint& checkpoint) {
+SamplerConfig settle_sampler(const SamplerChoice& choice, const TrainedModel& checkpoint) {
   const DiffusionConfig& diffusion = checkpoint.config().diffusion;
   SamplerConfig config = default_sampler(diffusion, choice.kind);
   config.steps = choice.steps.value_or(config.steps);
@@ -149,18 +149,20 @@ SamplerConfig settle_sampler(const SamplerChoice& choice, const Checkpoint& chec
   return config;
 }
 
-std::vector<float> read_weights(const Checkpoint& checkpoint, const std::string& weights,
+std::vector<float> read_weights(const TrainedModel& checkpoint, const std::string& weights,
                                 const ParameterLayout& layout) {
-  std::vector<std::string> names = {"raw"};
-  for (size_t i = 0; i < checkpoint.config().training.optimizer.ema_decays.size(); ++i) names.push_back(ema_state(i));
+  const std::vector<std::string> names = checkpoint.weight_names();
   if (std::ranges::find(names, weights) == names.end()) {
     wrong(fmt::format("--weights '{}' is not in '{}'", weights, checkpoint.path().string()),
           fmt::format("choose from {}", fmt::join(names, ", ")));
   }
-  return checkpoint.parameters(weights == "raw" ? "params" : weights, layout);
+  std::vector<std::string> report;
+  std::vector<float> parameters = checkpoint.parameters(weights, layout, &report);
+  for (const std::string& line : report) say("{}\n", line);
+  return parameters;
 }
 
-std::vector<int32_t> settle_classes(const std::optional<std::string>& given, const Checkpoint& checkpoint) {
+std::vector<int32_t> settle_classes(const std::optional<std::string>& given, const TrainedModel& checkpoint) {
   const UNetConfig& unet = checkpoint.config().unet;
   if (!given) return every_class(unet, checkpoint.config().diffusion);
   if (unet.num_classes == 0) {
@@ -180,7 +182,7 @@ std::vector<int32_t> settle_classes(const std::optional<std::string>& given, con
 
 void sample(const SampleOptions& options, const ir::Options& environment) {
   if (!options.print_schedule) require_png_target(options.out);
-  const Checkpoint checkpoint(find_checkpoint(options.checkpoint, "--checkpoint"));
+  const TrainedModel checkpoint = TrainedModel::open(options.checkpoint, "--checkpoint", options.foreign);
   const RunConfig& config = checkpoint.config();
   SamplerConfig sampler = settle_sampler(options.sampler, checkpoint);
   if (options.print_schedule) {
@@ -200,11 +202,13 @@ void sample(const SampleOptions& options, const ir::Options& environment) {
     sampler.batch = std::min<int64_t>(count, backend.target.is_cuda() ? kGpuBatch : std::max(16, options.threads));
   }
   const ParameterLayout layout = parameter_layout(config.unet);
-  const std::vector<float> parameters = read_weights(checkpoint, options.weights, layout);
+  const std::string weights = options.weights.value_or(checkpoint.default_weights());
+  for (const std::string& note : checkpoint.notes()) say("{}\n", note);
+  const std::vector<float> parameters = read_weights(checkpoint, weights, layout);
 
   say("{}\n", backend_line(backend));
   say("{} at step {} ({}, {} weights): {} image{}, {} {} steps, seed {}\n", checkpoint.path().string(),
-      checkpoint.step(), config.run.model, options.weights, count, count == 1 ? "" : "s", to_string(sampler.kind),
+      checkpoint.step(), config.run.model, weights, count, count == 1 ? "" : "s", to_string(sampler.kind),
       sampler.steps, options.seed);
   if (!classes.empty()) say("{}\n", class_line(classes, config.run.class_names));
   std::fflush(stdout);

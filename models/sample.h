@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "ir/options.h"
-#include "models/checkpoint.h"
 #include "models/diffusion/sampler_config.h"
 #include "models/run/backend.h"
+#include "models/weights/trained_model.h"
 
 namespace difuse::models {
 
@@ -29,17 +29,19 @@ struct SamplerChoice {
 };
 
 /// Throws Error (wrong usage) in the words of the flags.
-SamplerConfig settle_sampler(const SamplerChoice& choice, const Checkpoint& checkpoint);
+SamplerConfig settle_sampler(const SamplerChoice& choice, const TrainedModel& checkpoint);
 
-/// One set of a checkpoint's parameters: "ema", "ema_1", ... or "raw". Error listing those there are.
-std::vector<float> read_weights(const Checkpoint& checkpoint, const std::string& weights,
+/// One set of a model's parameters: "ema", "ema_1", ... or "raw". Error listing those there are. Prints what was left
+/// out where the user allowed that.
+std::vector<float> read_weights(const TrainedModel& checkpoint, const std::string& weights,
                                 const ParameterLayout& layout);
 
 /// The classes that images take in turn: those named, separated by commas, or all of the model's.
-std::vector<int32_t> settle_classes(const std::optional<std::string>& given, const Checkpoint& checkpoint);
+std::vector<int32_t> settle_classes(const std::optional<std::string>& given, const TrainedModel& checkpoint);
 
 struct SampleOptions {
-  std::filesystem::path checkpoint;  ///< A file, or a run's folder.
+  std::filesystem::path checkpoint;  ///< What TrainedModel::open() takes.
+  WeightsOptions foreign;            ///< What weights of another program do not say.
   std::filesystem::path out;         ///< The PNG to write.
   int64_t count = 16;                ///< Images.
   int64_t first_index = 0;           ///< Number of the first image.
@@ -50,7 +52,7 @@ struct SampleOptions {
   SamplerChoice sampler;
   bool print_schedule = false;                 ///< Print the sampler's rows; draw and write nothing.
   std::optional<int64_t> columns;              ///< Of the grid.
-  std::string weights = "ema";                 ///< "ema", "ema_1", ... or "raw".
+  std::optional<std::string> weights;          ///< "ema", "ema_1", ... or "raw"; the file's first average, if any.
   DeviceChoice device;                         ///< Where to compute.
   std::optional<passes::Precision> precision;  ///< bf16 on a GPU, f32 on the CPU.
   int threads = 1;                             ///< Of the CPU.

@@ -25,6 +25,7 @@
 #include "models/sampler.h"
 #include "models/training_step.h"
 #include "models/unet.h"
+#include "models/weights/trained_model.h"
 #include "runtime/compile.h"
 
 namespace difuse::models {
@@ -33,10 +34,9 @@ namespace fs = std::filesystem;
 
 namespace {
 
-void start_states(runtime::Executor& executor, const RunConfig& config, const ParameterLayout& layout) {
+void start_states(runtime::Executor& executor, const RunConfig& config, std::span<const float> parameters) {
   const auto seed = seed_words(config.run.seed);
-  const std::vector<float> parameters = initial_parameters(layout, seed);
-  const auto bytes = std::as_bytes(std::span(parameters));
+  const auto bytes = std::as_bytes(parameters);
   executor.write_state("seed", std::as_bytes(std::span(seed)));
   executor.write_state("params", bytes);
   for (size_t i = 0; i < config.training.optimizer.ema_decays.size(); ++i) executor.write_state(ema_state(i), bytes);
@@ -121,6 +121,24 @@ std::unique_ptr<Checkpoint> open_resumed(const TrainOptions& options) {
   return std::make_unique<Checkpoint>(find_checkpoint(own ? options.out : *options.resume, own ? "--out" : "--resume"));
 }
 
+std::unique_ptr<TrainedModel> open_initial(const TrainOptions& options) {
+  if (!options.init) return nullptr;
+  const WeightsOptions weights{options.model, options.config, options.allow_partial};
+  auto initial = std::make_unique<TrainedModel>(TrainedModel::open(*options.init, "--init", weights));
+  for (const std::string& note : initial->notes()) say("{}\n", note);
+  return initial;
+}
+
+/// The parameters of step 0.
+std::vector<float> first_parameters(const RunConfig& config, const ParameterLayout& layout,
+                                    const TrainedModel* initial) {
+  if (initial == nullptr) return initial_parameters(layout, seed_words(config.run.seed));
+  std::vector<std::string> report;
+  std::vector<float> parameters = initial->parameters(initial->default_weights(), layout, &report);
+  for (const std::string& line : report) say("{}\n", line);
+  return parameters;
+}
+
 int stopped(int signal) { return 128 + signal; }
 
 int train_until_stopped(const TrainOptions& options, const ir::Options& environment, const InterruptGuard& interrupt) {
@@ -129,7 +147,8 @@ int train_until_stopped(const TrainOptions& options, const ir::Options& environm
   std::error_code ignored;
   if (!options.dry_run && fs::is_directory(options.out, ignored)) lock.emplace(options.out);
   const std::unique_ptr<Checkpoint> resumed = open_resumed(options);
-  RunConfig config = settle_config(options, resumed.get());
+  const std::unique_ptr<TrainedModel> initial = open_initial(options);
+  RunConfig config = settle_config(options, resumed.get(), initial.get());
   if (!options.dry_run) {
     const fs::path resumed_path = resumed ? resumed->path() : fs::path();
     require_own_folder(options.out, resumed ? &resumed_path : nullptr);
@@ -154,9 +173,12 @@ int train_until_stopped(const TrainOptions& options, const ir::Options& environm
                           checkpoints_to_come(options.out, most_saves(options, step), options.keep_last));
   }
   if (resumed) resumed->states(graph, layout);  // Finds what is missing before anything is compiled.
+  std::vector<float> first;
+  if (!resumed) first = first_parameters(config, layout, initial.get());
 
   say("data: {}\n", images.summary);
   print_model(config, layout);
+  if (initial) say("begins with {} ({} weights)\n", initial->path().string(), initial->default_weights());
   if (resumed) say("resumed: {} at step {}\n", resumed->path().string(), step);
   if (resumed) print_changes(resumed->config().training.optimizer, config.training.optimizer, step);
   if (options.dry_run) {
@@ -175,7 +197,8 @@ int train_until_stopped(const TrainOptions& options, const ir::Options& environm
     for (const auto& [name, value] : resumed->states(executor->graph(), layout))
       executor->write_state(name, value.bytes);
   } else {
-    start_states(*executor, config, layout);
+    start_states(*executor, config, first);
+    first = {};
   }
   const runtime::Cursor cursor = resumed ? resumed->cursor() : runtime::Cursor{};
   remove_leftovers(options.out);

@@ -22,6 +22,10 @@ struct TrainOptions {
   std::filesystem::path out;
   /// Go on from this checkpoint file or run folder; empty: from the one in `out`.
   std::optional<std::filesystem::path> resume;
+  /// Begin with the weights of this file, as TrainedModel::open() takes it, and with its model unless `model` or
+  /// `config` say the same in full.
+  std::optional<std::filesystem::path> init;
+  bool allow_partial = false;  ///< `init` may lack tensors, or have others.
 
   // These decide the numbers: one that contradicts the checkpoint is an Error, but for lr, warmup, weight_decay and
   // clip_norm, which a resumed run may change. The defaults are the preset's, which the

@@ -1,4 +1,4 @@
-// The UNet of guided-diffusion: its topology, parameter names and arithmetic.
+// The UNets: guided-diffusion's topology, parameter names and arithmetic, and the small strided one.
 #pragma once
 
 #include <optional>
@@ -13,6 +13,7 @@ struct UNetInputs {
   ir::Value x;                       ///< f32 [N, H, W, image_channels]
   ir::Value timesteps;               ///< f32 [N], in steps of the training schedule
   ir::Value labels;                  ///< i32 [N], where the model has classes
+  ir::Value conditioning;            ///< f32 [N, H, W, conditioning_channels], where the model has them
   std::optional<RandomKey> dropout;  ///< In training.
 };
 

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numeric>
 #include <string>
@@ -16,6 +17,8 @@ namespace {
 
 // Far above any model, far below where a product of shapes overflows.
 constexpr int64_t kMaxLevels = 16, kMaxSize = 1 << 16, kMaxChannels = 1 << 16, kMaxBlocks = 64, kMaxClasses = 1 << 24;
+
+const std::vector<int64_t> kSameAsEncoder = {0};
 
 [[noreturn]] void refuse(const std::string& message, std::string remedy) {
   throw Error(message, std::move(remedy), ExitCode::wrong_usage);
@@ -74,8 +77,8 @@ void check_groups(const UNetConfig& c) {
                 : fmt::format("use {} groups", groups));
 }
 
-void check_attention(const UNetConfig& c) {
-  for (int64_t rate : c.attention_resolutions) {
+void check_rates(const UNetConfig& c, std::string_view name, const std::vector<int64_t>& attention) {
+  for (int64_t rate : attention) {
     bool found = false;
     std::vector<int64_t> rates;
     for (int64_t level = 0; level < c.levels(); ++level) {
@@ -83,12 +86,20 @@ void check_attention(const UNetConfig& c) {
       found |= rates.back() == rate;
     }
     if (!found) {
-      refuse(fmt::format("attention_resolutions has {}, where no level is", rate),
+      refuse(fmt::format("{} has {}, where no level is", name, rate),
              fmt::format("{} levels are at {}", c.levels(), fmt::join(rates, ", ")));
     }
   }
+}
+
+void check_attention(const UNetConfig& c) {
+  check_rates(c, "attention_resolutions", c.attention_resolutions);
+  if (c.decoder_attention_resolutions != kSameAsEncoder) {
+    check_rates(c, "decoder_attention_resolutions", c.decoder_attention_resolutions);
+  }
   for (int64_t level = 0; level < c.levels(); ++level) {
-    if (!c.attention_at(level) && level != c.levels() - 1) continue;  // the middle block is at the last
+    const bool middle = c.middle_attention && level == c.levels() - 1;
+    if (!c.attention_at(level) && !c.decoder_attention_at(level) && !middle) continue;
     const int64_t channels = c.width(level);
     const bool by_width = c.num_head_channels > 0;
     const int64_t divisor = by_width ? c.num_head_channels : c.num_heads;
@@ -104,7 +115,40 @@ void check_attention(const UNetConfig& c) {
   }
 }
 
+void check_resampling(const UNetConfig& c) {
+  const auto entries = static_cast<size_t>(c.levels() - 1);
+  for (const auto& [name, list] : {std::pair{"encoder_resampling", &c.encoder_resampling},
+                                   std::pair{"decoder_resampling", &c.decoder_resampling}}) {
+    if (list->empty() || list->size() == entries) continue;
+    refuse(fmt::format("{} has {} entries for {} levels", name, list->size(), c.levels()),
+           fmt::format("give {}, one for each border between levels, or none", entries));
+  }
+}
+
+/// Fields that say something about what this family does not have would be overlooked in silence.
+void check_strided(const UNetConfig& c) {
+  const UNetConfig defaults;
+  auto require = [](bool fits, const char* name) {
+    if (!fits) refuse(fmt::format("the strided family has no {}", name), fmt::format("leave {} out", name));
+  };
+  require(c.attention_resolutions.empty(), "attention_resolutions");
+  require(c.decoder_attention_resolutions == defaults.decoder_attention_resolutions, "decoder_attention_resolutions");
+  require(c.num_classes == 0, "num_classes");
+  require(!c.use_scale_shift_norm, "use_scale_shift_norm");
+  require(!c.resblock_updown, "resblock_updown");
+  require(c.encoder_resampling.empty(), "encoder_resampling");
+  require(c.decoder_resampling.empty(), "decoder_resampling");
+  require(c.dropout == 0, "dropout");
+}
+
+constexpr std::array kFamilies = {std::string_view("residual"), std::string_view("strided")};
+constexpr std::array kResamplings = {std::string_view("convolution"), std::string_view("plain"),
+                                     std::string_view("residual")};
+
 }  // namespace
+
+std::string_view to_string(UNetFamily family) { return kFamilies.at(static_cast<size_t>(family)); }
+std::string_view to_string(Resampling resampling) { return kResamplings.at(static_cast<size_t>(resampling)); }
 
 int64_t UNetConfig::width(int64_t level) const {
   return static_cast<int64_t>(static_cast<double>(model_channels) * channel_mult[static_cast<size_t>(level)]);
@@ -114,10 +158,30 @@ bool UNetConfig::attention_at(int64_t level) const {
   return std::ranges::count(attention_resolutions, int64_t{1} << level) > 0;
 }
 
+bool UNetConfig::decoder_attention_at(int64_t level) const {
+  if (decoder_attention_resolutions == kSameAsEncoder) return attention_at(level);
+  return std::ranges::count(decoder_attention_resolutions, int64_t{1} << level) > 0;
+}
+
+namespace {
+
+Resampling resampling_of(const UNetConfig& c, const std::vector<Resampling>& list, int64_t level) {
+  if (!list.empty()) return list[static_cast<size_t>(level)];
+  if (c.resblock_updown) return Resampling::residual;
+  return c.conv_resample ? Resampling::convolution : Resampling::plain;
+}
+
+}  // namespace
+
+Resampling UNetConfig::downsampling(int64_t level) const { return resampling_of(*this, encoder_resampling, level); }
+Resampling UNetConfig::upsampling(int64_t level) const { return resampling_of(*this, decoder_resampling, level); }
+
 void check(const UNetConfig& c) {
   check_range("image_height", c.image_height, 1, kMaxSize);
   check_range("image_width", c.image_width, 1, kMaxSize);
   check_range("image_channels", c.image_channels, 1, 1024);
+  check_range("conditioning_channels", c.conditioning_channels, 0, 1024);
+  check_range("downsample_padding", c.downsample_padding, 0, 1);
   check_range("model_channels", c.model_channels, 2, kMaxChannels);
   check_range("num_res_blocks", c.num_res_blocks, 1, kMaxBlocks);
   check_range("groups", c.groups, 1, kMaxChannels);
@@ -133,7 +197,15 @@ void check(const UNetConfig& c) {
   if (!(c.max_period > 1 && std::isfinite(c.max_period))) {
     refuse(fmt::format("max_period is {}", c.max_period), "choose a value above 1, such as 10000");
   }
+  if (!(c.freq_shift >= 0 && c.freq_shift < static_cast<double>(c.model_channels / 2))) {
+    refuse(fmt::format("freq_shift is {}, of {} frequencies", c.freq_shift, c.model_channels / 2), "choose 0 or 1");
+  }
   check_levels(c);
+  if (c.family == UNetFamily::strided) {
+    check_strided(c);
+    return;
+  }
+  check_resampling(c);
   check_size(c);
   check_groups(c);
   check_attention(c);

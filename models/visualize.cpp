@@ -81,7 +81,7 @@ ir::Graph build_corruption(const UNetConfig& unet, int64_t batch) {
 
 class Visualizer {
  public:
-  Visualizer(const VisualizeOptions& options, const ir::Options& environment, const Checkpoint& checkpoint)
+  Visualizer(const VisualizeOptions& options, const ir::Options& environment, const TrainedModel& checkpoint)
       : options_(options),
         environment_(environment),
         checkpoint_(checkpoint),
@@ -221,7 +221,7 @@ class Visualizer {
 
   const VisualizeOptions& options_;
   const ir::Options& environment_;
-  const Checkpoint& checkpoint_;
+  const TrainedModel& checkpoint_;
   const RunConfig& config_;
   const SamplerConfig reverse_;
   DrawRequest request_;
@@ -236,7 +236,7 @@ void visualize(const VisualizeOptions& options, const ir::Options& environment) 
     throw Error("the forward process is one of data, and there is no --data", "give --data, or leave --only out",
                 ExitCode::wrong_usage);
   }
-  const Checkpoint checkpoint(find_checkpoint(options.checkpoint, "--checkpoint"));
+  const TrainedModel checkpoint = TrainedModel::open(options.checkpoint, "--checkpoint", {});
   Visualizer(options, environment, checkpoint).run();
 }
 

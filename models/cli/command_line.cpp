@@ -30,6 +30,7 @@ constexpr std::array kCommands = {
     Command{"sample", "Draw images from a checkpoint", &add_sample},
     Command{"visualize", "Show a model at work: noise going in, noise going out, samplers side by side",
             &add_visualize},
+    Command{"convert", "Read the weights of other programs, and write them", &add_convert},
     Command{"compile", "Compile a step for a GPU that need not be there, and print its kernels", &add_compile, true},
     Command{"run", "Run one step on given numbers", &add_run},
     Command{"tune", "Find out the fastest tiles for a step's kernels on this GPU, and keep them", &add_tune},

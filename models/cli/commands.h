@@ -21,6 +21,7 @@ using Action = std::function<int(const CommandContext&)>;
 Action add_train(CLI::App& app);
 Action add_sample(CLI::App& app);
 Action add_visualize(CLI::App& app);
+Action add_convert(CLI::App& app);
 Action add_compile(CLI::App& app);
 Action add_run(CLI::App& app);
 Action add_tune(CLI::App& app);

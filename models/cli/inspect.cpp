@@ -20,7 +20,10 @@
 #include "models/run/setup.h"
 #include "models/run/units.h"
 #include "models/unet.h"
+#include "models/weights/diffusers.h"
+#include "models/weights/trained_model.h"
 #include "runtime/data/folder/scan.h"
+#include "runtime/data/unet_cu_data.h"
 
 namespace difuse::models {
 namespace {
@@ -55,8 +58,19 @@ void inspect_preset(const Preset& preset) {
   print_model({{}, preset.unet, preset.diffusion, preset.training});
 }
 
+void inspect_foreign(const fs::path& path) {
+  const TrainedModel model = TrainedModel::open(path, "inspect:", {});
+  for (const std::string& note : model.notes()) say("{}\n", note);
+  print_model(model.config());
+}
+
 void inspect_checkpoint(const fs::path& path) {
-  const Checkpoint checkpoint(find_checkpoint(path, "inspect:"));
+  const fs::path file = find_checkpoint(path, "inspect:");
+  if (!is_difuse_checkpoint(file)) {
+    inspect_foreign(file);
+    return;
+  }
+  const Checkpoint checkpoint(file);
   const RunConfig& config = checkpoint.config();
   say("checkpoint      {}\n", checkpoint.path().string());
   say("size            {}\n", format_bytes(fs::file_size(checkpoint.path())));
@@ -82,16 +96,17 @@ bool looks_like_data(const fs::path& path) {
   std::array<char, 3> begin{};
   std::ifstream(path, std::ios::binary).read(begin.data(), begin.size());
   const bool gzip = begin[0] == '\x1f' && begin[1] == '\x8b';
-  return gzip || runtime::has_image_name(path) || (begin[0] == 0 && begin[1] == 0 && begin[2] == 8) ||
-         path.filename().string().ends_with("-ubyte");
+  return gzip || runtime::has_image_name(path) || runtime::is_unet_cu_data(path) ||
+         (begin[0] == 0 && begin[1] == 0 && begin[2] == 8) || path.filename().string().ends_with("-ubyte");
 }
 
-enum class Kind : uint8_t { preset, file, checkpoint, data };
+enum class Kind : uint8_t { preset, file, checkpoint, foreign, data };
 
 /// Error when it is none of these.
 Kind kind_of(const std::string& what) {
   std::error_code ignored;
   if (fs::exists(what, ignored)) {
+    if (!find_diffusers_folder(what).empty()) return Kind::foreign;
     if (fs::is_directory(what, ignored)) return holds_checkpoint(what) ? Kind::checkpoint : Kind::data;
     if (!fs::is_regular_file(what, ignored)) {
       throw Error(fmt::format("'{}' is a device or a pipe, not a file", what), "give the path of a file or folder",
@@ -118,7 +133,7 @@ void print_toml(Kind kind, const std::string& what) {
                 "give a preset, a TOML file or a checkpoint", ExitCode::wrong_usage);
   }
   const RunConfig config =
-      kind == Kind::file ? config_of_file(what) : Checkpoint(find_checkpoint(what, "inspect:")).config();
+      kind == Kind::file ? config_of_file(what) : TrainedModel::open(what, "inspect:", {}).config();
   const std::vector<std::string> names = preset_names();
   const bool named = std::ranges::find(names, config.run.model) != names.end();
   say("{}", to_toml(named ? config.run.model : "", config.unet, config.diffusion, config.training));
@@ -137,6 +152,8 @@ int run_inspect(const std::string& what, bool toml) {
     inspect_file(what);
   } else if (kind == Kind::checkpoint) {
     inspect_checkpoint(what);
+  } else if (kind == Kind::foreign) {
+    inspect_foreign(what);
   } else {
     describe_data(what);
   }

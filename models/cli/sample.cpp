@@ -8,6 +8,7 @@
 #include "ir/error.h"
 #include "models/cli/commands.h"
 #include "models/cli/flags.h"
+#include "models/cli/names.h"
 #include "models/cli/sampler_flags.h"
 
 namespace difuse::models {
@@ -16,8 +17,8 @@ namespace {
 struct SampleFlags {
   SampleOptions options;
   SamplerFlags sampler;
-  std::string checkpoint, out;
-  std::optional<std::string> weights, seeds;
+  std::string checkpoint, out, config;
+  std::optional<std::string> seeds;
   std::optional<int64_t> count, first_index, threads;
   std::optional<uint64_t> seed;
   std::optional<double> tune_budget;
@@ -43,7 +44,7 @@ int run_sample(SampleFlags& flags, const CommandContext& context) {
     }
     options.images = parse_seeds(*flags.seeds, kMostImages);
   }
-  options.weights = flags.weights.value_or(options.weights);
+  if (!flags.config.empty()) options.foreign.config = flags.config;
   options.threads = resolve_threads(flags.threads);
   sample(options, with_tuning(context.options, flags.tune_budget));
   return 0;
@@ -54,7 +55,8 @@ int run_sample(SampleFlags& flags, const CommandContext& context) {
 Action add_sample(CLI::App& app) {
   auto flags = std::make_shared<SampleFlags>();
   SampleOptions& o = flags->options;
-  add_path(app, "--checkpoint", flags->checkpoint, "A run's folder or a checkpoint file; it says all about the model");
+  add_path(app, "--checkpoint", flags->checkpoint,
+           "A run's folder or a checkpoint file, which say all about the model, or what difuse convert takes");
   add_path(app, "--out", flags->out, "The PNG to write");
   add_whole(app, "--n", flags->count, {1, kMostImages}, "Images to draw", "16");
   add_seed(app, "--seed", flags->seed, "Seed; image i depends on the seed and i alone", "0");
@@ -65,8 +67,14 @@ Action add_sample(CLI::App& app) {
            "Classes that the images take in turn, by name, or by number where no name is the same", "all in turn");
   flags->sampler.add(app);
   app.add_flag("--print-schedule", o.print_schedule, "Print the noise levels and coefficients; draw nothing");
-  add_text(app, "--weights", flags->weights, "ema|raw|ema_1...", "Averaged weights, or those of the last step", "ema");
+  add_text(app, "--weights", o.weights, "ema|raw|ema_1...", "Averaged weights, or those of the last step",
+           "ema where there is one");
   add_whole(app, "--columns", o.columns, {1, kMostImages}, "Columns of the grid", "nearly square");
+  add_choice(app, "--model", o.foreign.model, preset_names(), "What foreign weights are of, where they do not say it",
+             "the preset of these shapes");
+  add_path(app, "--config", flags->config, "The same as a TOML file");
+  app.add_flag("--allow-partial", o.foreign.allow_partial,
+               "Take the tensors of foreign weights that fit; the others start as in training");
   add_tune_budget(app, flags->tune_budget);
   add_device(app, o.device);
   add_dtype(app, o.precision);

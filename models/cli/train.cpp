@@ -19,7 +19,7 @@ constexpr WholeRange kMaybe{0, int64_t{1} << 31};
 
 struct TrainFlags {
   TrainOptions options;
-  std::string data, out, resume, config, data_cache;
+  std::string data, out, resume, init, config, data_cache;
   std::optional<std::string> schedule, process, prediction, lr_schedule, crop, on_bad_image, image_size, channels;
   std::optional<double> tune_budget;
   std::optional<int64_t> save_every, keep_last, sample_every, log_every, threads;
@@ -37,11 +37,19 @@ int run_train(TrainFlags& flags, const CommandContext& context) {
   if (flags.data.empty()) missing_flag("train", "--data", kExample);
   const bool needs_out = !options.dry_run || (flags.resume_flag->count() > 0 && flags.resume.empty());
   if (flags.out.empty() && needs_out) missing_flag("train", "--out", kExample);
-  if (!options.model && flags.config.empty() && flags.resume_flag->count() == 0) {
+  if (!options.model && flags.config.empty() && flags.init.empty() && flags.resume_flag->count() == 0) {
     missing_flag("train", fmt::format("--model ({}) or --config", fmt::join(preset_names(), ", ")), kExample);
   }
   options.data = flags.data;
   if (!flags.config.empty()) options.config = flags.config;
+  if (!flags.init.empty()) {
+    if (flags.resume_flag->count() > 0) {
+      throw Error("--init begins a run and --resume goes on with one", "leave one of them out", ExitCode::wrong_usage);
+    }
+    options.init = flags.init;
+  } else if (options.allow_partial) {
+    throw Error("--allow-partial has no meaning without --init", "leave it out", ExitCode::wrong_usage);
+  }
   if (!flags.data_cache.empty()) options.data_cache = flags.data_cache;
   if (flags.image_size) options.image_size = runtime::parse_image_size("--image-size", *flags.image_size);
   if (flags.channels) options.channels = parse_whole("--channels", *flags.channels, {1, 4});
@@ -89,6 +97,9 @@ Action add_train(CLI::App& app) {
                            ->type_name("[PATH]")
                            ->expected(0, 1)
                            ->take_last();
+  add_path(app, "--init", flags->init,
+           "Begin with these weights: a checkpoint, or what difuse convert takes; the model is theirs");
+  app.add_flag("--allow-partial", o.allow_partial, "--init may lack tensors of the model, or have others");
   app.add_flag("--dry-run", o.dry_run, "Check, compile and say what the run would take; write nothing");
 
   add_text(app, "--image-size", flags->image_size, "S|HxW", "Size of the images and of the model", kPreset);

@@ -23,29 +23,48 @@
 
 namespace difuse::models {
 
+namespace json_detail {
+
+template <class Field>
+struct IsListOfEnums : std::false_type {};
+template <class Element>
+struct IsListOfEnums<std::vector<Element>> : std::is_enum<Element> {};
+
+template <class Field>
+nlohmann::ordered_json write(const Field& field) {
+  if constexpr (std::is_enum_v<Field>) {
+    return std::string(to_string(field));
+  } else if constexpr (IsListOfEnums<Field>::value) {
+    nlohmann::ordered_json list = nlohmann::ordered_json::array();
+    for (const auto& element : field) list.push_back(write(element));
+    return list;
+  } else {
+    return field;
+  }
+}
+
+}  // namespace json_detail
+
 template <class Config>
 nlohmann::ordered_json config_to_json(Config config) {
   nlohmann::ordered_json object = nlohmann::ordered_json::object();
-  config.visit([&object](const char* name, const auto& field) {
-    using Field = std::decay_t<decltype(field)>;
-    if constexpr (std::is_enum_v<Field>) {
-      object[name] = std::string(to_string(field));
-    } else {
-      object[name] = field;
-    }
-  });
+  config.visit([&object](const char* name, const auto& field) { object[name] = json_detail::write(field); });
   return object;
 }
 
 namespace json_detail {
 
 inline constexpr std::array kQkvOrders = {ir::QkvOrder::heads_first, ir::QkvOrder::qkv_first};
+inline constexpr std::array kFamilies = {UNetFamily::residual, UNetFamily::strided};
+inline constexpr std::array kResamplings = {Resampling::convolution, Resampling::plain, Resampling::residual};
 inline constexpr std::array kNoiseSchedules = {NoiseSchedule::linear, NoiseSchedule::cosine};
 inline constexpr std::array kProcesses = {Process::ddpm, Process::edm};
 inline constexpr std::array kPredictions = {Prediction::eps, Prediction::x0, Prediction::v};
 inline constexpr std::array kRateSchedules = {LearningRateSchedule::constant, LearningRateSchedule::cosine};
 inline constexpr std::array kCrops = {runtime::Crop::center, runtime::Crop::none};
 inline constexpr const auto& choices(ir::QkvOrder) { return kQkvOrders; }
+inline constexpr const auto& choices(UNetFamily) { return kFamilies; }
+inline constexpr const auto& choices(Resampling) { return kResamplings; }
 inline constexpr const auto& choices(NoiseSchedule) { return kNoiseSchedules; }
 inline constexpr const auto& choices(Process) { return kProcesses; }
 inline constexpr const auto& choices(Prediction) { return kPredictions; }

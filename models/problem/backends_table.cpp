@@ -147,7 +147,7 @@ class Table {
 }  // namespace
 
 void compare_backends(const BackendsJob& job, const ir::Options& environment) {
-  const Checkpoint checkpoint(find_checkpoint(job.checkpoint, "--checkpoint"));
+  const TrainedModel checkpoint = TrainedModel::open(job.checkpoint, "--checkpoint", {});
   const RunConfig& config = checkpoint.config();
   SamplerChoice choice;
   choice.steps = job.steps.value_or(std::min<int64_t>(4, config.diffusion.timesteps));

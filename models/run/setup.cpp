@@ -139,6 +139,12 @@ RunConfig base_config(const std::optional<std::string>& model, const fs::path& p
   }
 }
 
+/// A new run of that model: its own seed, data and names of classes.
+RunConfig begin_from(const TrainedModel& initial) {
+  const RunConfig& config = initial.config();
+  return {{.model = config.run.model, .version = DIFUSE_VERSION}, config.unet, config.diffusion, config.training};
+}
+
 void require_same_model(const std::string& source, const std::string& name, const Checkpoint& resumed) {
   if (name == resumed.config().run.model) return;
   wrong(fmt::format("{} contradicts '{}', which was trained with {}", source, resumed.path().string(),
@@ -188,6 +194,7 @@ std::string size_remedy(const runtime::ImageSet& images, const UNetConfig& unet)
                                  flags(images.height, images.width, images.channels));
   std::vector<std::string> names;
   for (const Preset& preset : presets()) {
+    if (preset.unet.conditioning_channels > 0) continue;
     if (size_text(preset.unet) == size_text(images.height, images.width, images.channels)) names.push_back(preset.name);
   }
   if (!names.empty()) text += fmt::format(", or use --model {}", fmt::join(names, " or --model "));
@@ -289,10 +296,12 @@ void check_process_flags(Settings& settings, const DiffusionConfig& diffusion) {
 }
 
 /// Preset or checkpoint, then the file, then the flags.
-RunConfig merge(const TrainOptions& options, const Checkpoint* resumed) {
+RunConfig merge(const TrainOptions& options, const Checkpoint* resumed, const TrainedModel* initial = nullptr) {
   const fs::path path = options.config.value_or(fs::path());
   const ConfigFile file = options.config ? read_config_file(path) : ConfigFile();
-  RunConfig config = resumed != nullptr ? resumed->config() : base_config(options.model, path, file);
+  RunConfig config = resumed != nullptr   ? resumed->config()
+                     : initial != nullptr ? begin_from(*initial)
+                                          : base_config(options.model, path, file);
   if (resumed != nullptr && options.model) require_same_model("--model " + *options.model, *options.model, *resumed);
   if (resumed != nullptr && file.preset && !options.model) {
     require_same_model(file.preset->source, file.preset->value.get<std::string>(), *resumed);
@@ -322,8 +331,8 @@ RunConfig merge(const TrainOptions& options, const Checkpoint* resumed) {
 
 }  // namespace
 
-RunConfig settle_config(const TrainOptions& options, const Checkpoint* resumed) {
-  RunConfig config = merge(options, resumed);
+RunConfig settle_config(const TrainOptions& options, const Checkpoint* resumed, const TrainedModel* initial) {
+  RunConfig config = merge(options, resumed, initial);
   if (options.on_bad_image) config.run.skip_bad_images = *options.on_bad_image == runtime::OnBadImage::skip;
 
   settle_schedule_end(config.training.optimizer, options);

@@ -3,14 +3,16 @@
 
 #include "models/checkpoint.h"
 #include "models/train.h"
+#include "models/weights/trained_model.h"
 #include "runtime/data/image_set.h"
 
 namespace difuse::models {
 
-/// The configuration of the run: the checkpoint's when `resumed` is given, the preset's otherwise, changed by the
-/// configuration file and then by the flags. What only the data can say is not set yet (adopt_data). Errors (wrong
-/// usage): a flag or a line of the file that contradicts the checkpoint; whatever the configuration's checks refuse.
-RunConfig settle_config(const TrainOptions& options, const Checkpoint* resumed);
+/// The configuration of the run: the checkpoint's when `resumed` is given, that of the weights to begin with when
+/// `initial` is, the preset's otherwise, changed by the configuration file and then by the flags. What only the data
+/// can say is not set yet (adopt_data). Errors (wrong usage): a flag or a line of the file that contradicts the
+/// checkpoint; whatever the configuration's checks refuse.
+RunConfig settle_config(const TrainOptions& options, const Checkpoint* resumed, const TrainedModel* initial = nullptr);
 
 /// The configuration that a file describes.
 RunConfig config_of_file(const std::filesystem::path& path);

@@ -14,6 +14,7 @@
 #include "runtime/data/folder/load_folder.h"
 #include "runtime/data/folder/scan.h"
 #include "runtime/data/idx.h"
+#include "runtime/data/unet_cu_data.h"
 
 namespace difuse::runtime {
 
@@ -33,8 +34,8 @@ void check(const LoadSettings& settings) {
   }
 }
 
-/// IDX data brought to the size and channels that were asked for.
-ImageSet fit_idx(ImageSet set, const LoadSettings& settings) {
+/// Data of one size (IDX, unet.cu) brought to the size and channels that were asked for.
+ImageSet fit_packed(ImageSet set, const LoadSettings& settings) {
   const bool resized = settings.size.height > 0 && !settings.idx_keeps_size;
   const ImageSize size = resized ? settings.size : ImageSize{set.height, set.width};
   const int channels = settings.channels > 0 && !settings.idx_keeps_channels ? settings.channels : set.channels;
@@ -103,7 +104,9 @@ ImageSet load_images(const fs::path& path, const LoadSettings& settings, const L
     throw Error(fmt::format("--class-from-folder needs a folder of images, and '{}' is not one", path.string()),
                 "leave it out: the labels of IDX data lie in the file beside the images", ExitCode::wrong_usage);
   }
-  ImageSet set = idx ? fit_idx(read_idx(path), settings) : load_single(path, settings);
+  ImageSet set = is_unet_cu_data(path) ? fit_packed(read_unet_cu_data(path), settings)
+                 : idx                 ? fit_packed(read_idx(path), settings)
+                                       : load_single(path, settings);
   if (settings.look_only) set.own({});
   return set;
 }

@@ -1,4 +1,5 @@
-// Whatever the user calls data into an ImageSet: an IDX file or its folder, a folder of images, one image.
+// Whatever the user calls data into an ImageSet: an IDX file or its folder, a folder of images, one image, a file of
+// unet.cu.
 #pragma once
 
 #include <cstdint>
@@ -45,6 +46,7 @@ struct LoadReport {
 ///
 /// - an IDX file, or a folder that holds one on its first level: read_idx(), then brought to the size and channels;
 /// - any other folder: scan_folder(), every file decoded, brought to the channels and the size, in the order of names;
+/// - an image file of unet.cu: read_unet_cu_data(), treated like IDX;
 /// - a PNG, JPEG or WebP file: a set of one image.
 ///
 /// Folders are decoded once: the result is kept in the cache folder, keyed by the settings and by every file's path,

@@ -27,7 +27,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(
         Usage{"NoCommand",
               {},
-              {"no command", "train, sample, visualize, compile, run, tune, bench, check, inspect, doctor"}},
+              {"no command", "train, sample, visualize, convert, compile, run, tune, bench, check, inspect, doctor"}},
         Usage{"UnknownCommand", {"trian"}, {"'trian'", "did you mean 'train'?"}},
         Usage{"UnknownFlag", {"train", "--bacth", "8"}, {"'--bacth'", "did you mean '--batch'?", "--steps"}},
         Usage{"UnknownFlagWithValue", {"sample", "--chekpoint=a"}, {"'--chekpoint'", "did you mean '--checkpoint'?"}},
@@ -81,7 +81,7 @@ TEST(Usage, HelpOfEveryCommand) {
   const Outcome all = difuse({"--help"});
   EXPECT_EQ(all.exit_code, 0);
   for (const char* command :
-       {"train", "sample", "visualize", "compile", "run", "tune", "bench", "check", "inspect", "doctor"}) {
+       {"train", "sample", "visualize", "convert", "compile", "run", "tune", "bench", "check", "inspect", "doctor"}) {
     EXPECT_CONTAINS(all.out, command);
     const Outcome help = difuse({command, "--help"});
     EXPECT_EQ(help.exit_code, 0);

@@ -242,6 +242,15 @@ TEST_F(CheckpointTest, MetadataIsChecked) {
   EXPECT_CONTAINS(read_error(rewritten([](auto&, auto& metadata) { metadata["difuse.run"] = "{"; })), "'difuse.run'");
 }
 
+TEST_F(CheckpointTest, ModelsOfBeforeThereWasAFieldHaveItsDefault) {
+  const fs::path file = rewritten([](auto&, auto& metadata) {
+    auto model = nlohmann::ordered_json::parse(metadata["difuse.model"]);
+    UNetConfig().visit_later_fields([&model](const char* name, const auto&) { EXPECT_EQ(model.erase(name), 1u); });
+    metadata["difuse.model"] = model.dump();
+  });
+  EXPECT_EQ(Checkpoint(file).config().unet, config_.unet);
+}
+
 TEST_F(CheckpointTest, KeepsTheLastAndFindsTheLatest) {
   const fs::path run = folder_ / "run";
   fs::create_directory(run);

@@ -22,6 +22,9 @@ TEST(Parameters, CountsAreExact) {
   EXPECT_EQ(count("adm-seed64"), 20494211);
   EXPECT_EQ(count("ddpm-cifar10"), 35746307);
   EXPECT_EQ(count("adm-imagenet64"), 295904454);
+  EXPECT_EQ(count("adm-imagenet128"), 421529606);
+  EXPECT_EQ(count("adm-imagenet256"), 553838086);
+  EXPECT_EQ(count("adm-imagenet256-uncond"), 552814086);
 }
 
 std::string listing(const ParameterLayout& layout) {

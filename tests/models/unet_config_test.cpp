@@ -29,7 +29,7 @@ TEST(UNetConfig, AcceptsPresets) {
 TEST(UNetConfig, UnknownPresetListsTheNames) {
   const std::string error = error_of([] { find_preset("mnist"); });
   EXPECT_CONTAINS(error, "no model 'mnist'");
-  EXPECT_CONTAINS(error, "tiny, fashion-demo, mnist-small, adm-seed64");
+  EXPECT_CONTAINS(error, "tiny, mnist-strided, fashion-demo, mnist-small, adm-seed64");
 }
 
 TEST(UNetConfig, SizeThatLevelsDoNotDivide) {
@@ -74,6 +74,29 @@ TEST(UNetConfig, ValuesOutOfRange) {
   EXPECT_CONTAINS(refusal([](UNetConfig& c) { c.dropout = 1; }), "dropout is 1");
   EXPECT_CONTAINS(refusal([](UNetConfig& c) { c.max_period = 0; }), "max_period is 0");
   EXPECT_CONTAINS(refusal([](UNetConfig& c) { c.norm_eps = 0; }), "norm_eps is 0");
+}
+
+TEST(UNetConfig, FieldsOfOtherFamilies) {
+  EXPECT_EQ(refusal([](UNetConfig& c) { c.encoder_resampling = {Resampling::plain}; }),
+            "encoder_resampling has 1 entries for 3 levels | give 2, one for each border between levels, or none");
+  EXPECT_CONTAINS(refusal([](UNetConfig& c) { c.decoder_attention_resolutions = {8}; }),
+                  "decoder_attention_resolutions has 8, where no level is");
+  EXPECT_CONTAINS(refusal([](UNetConfig& c) { c.downsample_padding = 2; }), "downsample_padding is 2");
+  EXPECT_CONTAINS(refusal([](UNetConfig& c) { c.freq_shift = 16; }), "freq_shift is 16, of 16 frequencies");
+  EXPECT_CONTAINS(refusal([](UNetConfig& c) { c.family = UNetFamily::strided; }),
+                  "the strided family has no attention_resolutions");
+  EXPECT_EQ(refusal([](UNetConfig& c) {
+              c.family = UNetFamily::strided;
+              c.attention_resolutions = {};
+              c.image_height = 27;
+            }),
+            "");
+}
+
+TEST(UNetConfig, AModelWithASecondImageNeedsOne) {
+  UNetConfig config = find_preset("tiny").unet;
+  config.conditioning_channels = 1;
+  EXPECT_CONTAINS(error_of([&] { build_training_step(config, {}, {}); }), "1 channels of a second image");
 }
 
 TEST(UNetConfig, NothingIsBuiltFromARefusedConfiguration) {

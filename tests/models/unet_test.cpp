@@ -24,6 +24,10 @@ struct Forward {
     inputs.x = build.input("x", {DType::f32, {batch, config.image_height, config.image_width, config.image_channels}});
     inputs.timesteps = build.input("t", {DType::f32, {batch}});
     if (config.num_classes > 0) inputs.labels = build.input("label", {DType::i32, {batch}});
+    if (config.conditioning_channels > 0) {
+      inputs.conditioning = build.input(
+          "low", {DType::f32, {batch, config.image_height, config.image_width, config.conditioning_channels}});
+    }
     PackedParameters parameters(build, layout, build.state("params", {DType::f32, {layout.size()}}));
     graph.set_output("out", build_unet(build, parameters, config, inputs));
   }
@@ -33,7 +37,9 @@ TEST(UNet, TimestepEmbedding) {
   for (int64_t channels : {32, 21}) {
     ir::Graph graph;
     ir::Builder build(graph);
-    graph.set_output("out", timestep_embedding(build, build.input("t", {DType::f32, {4}}), channels, 10000));
+    UNetConfig config;
+    config.model_channels = channels;
+    graph.set_output("out", timestep_embedding(build, build.input("t", {DType::f32, {4}}), config));
     const std::vector<double> t{0, 1, 500, 999};
     const ir::Tensor out = run_reference(graph, {{"t", tensor_f32({4}, t)}}, {}).outputs.at("out");
     ASSERT_EQ(out.type.shape, (ir::Shape{4, channels}));

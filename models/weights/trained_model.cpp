@@ -1,0 +1,209 @@
+#include "models/weights/trained_model.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <system_error>
+
+#include "ir/error.h"
+#include "models/presets.h"
+#include "models/unet.h"
+#include "models/weights/adm.h"
+#include "models/weights/diffusers.h"
+#include "models/weights/foreign_config.h"
+#include "models/weights/mismatch.h"
+#include "models/weights/strided.h"
+#include "models/weights/tensor_layout.h"
+
+namespace difuse::models {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+bool has_prefix(const FileTensors& tensors, std::string_view prefix) {
+  const auto at = tensors.lower_bound(prefix);
+  return at != tensors.end() && at->first.starts_with(prefix);
+}
+
+/// The tensors of all these names; empty when the file lacks one.
+std::vector<const FileTensor*> find_parts(const FileTensors& tensors, const std::vector<std::string>& names) {
+  std::vector<const FileTensor*> parts;
+  for (const std::string& name : names) {
+    const auto found = tensors.find(name);
+    if (found == tensors.end()) return {};
+    parts.push_back(&found->second);
+  }
+  return parts;
+}
+
+/// Gives `work`'s errors the name of the file.
+template <class Work>
+auto naming(const fs::path& path, const Work& work) {
+  try {
+    return work();
+  } catch (const Error& error) {
+    throw Error(fmt::format("'{}': {}", path.string(), error.what()), error.remedy(), error.exit_code());
+  }
+}
+
+/// The shape that each of `count` parts has, which are concatenated along the first axis.
+ir::Shape part_shape(const ir::Shape& shape, size_t count) {
+  ir::Shape part = shape;
+  part[0] /= static_cast<int64_t>(count);
+  return part;
+}
+
+}  // namespace
+
+bool is_difuse_checkpoint(const fs::path& path) {
+  if (kind_of_file(path) != FileKind::other) return false;
+  const runtime::SafetensorsReader reader(path);
+  return reader.metadata().contains("difuse.format");
+}
+
+TrainedModel TrainedModel::open(const fs::path& path, std::string_view flag, const WeightsOptions& options) {
+  TrainedModel model;
+  model.allow_partial_ = options.allow_partial;
+  model.path_ = path;
+  const fs::path folder = find_diffusers_folder(path);
+  if (folder.empty()) {
+    model.path_ = find_checkpoint(path, flag);
+    if (is_difuse_checkpoint(model.path_)) {
+      model.checkpoint_ = std::make_unique<Checkpoint>(model.path_);
+      model.config_ = model.checkpoint_->config();
+      require_same_config(model.path_, model.config_.unet, options);
+      return model;
+    }
+  }
+  model.open_foreign(options);
+  return model;
+}
+
+void TrainedModel::open_foreign(const WeightsOptions& options) {
+  ForeignConfig described;
+  const FileKind kind = kind_of_file(path_);
+  const fs::path folder = find_diffusers_folder(path_);
+  if (!folder.empty()) {
+    dialect_ = Dialect::diffusers;
+    file_ = std::make_unique<TensorFile>(TensorFile::open_folder(folder));
+    described.unet = read_diffusers_config(folder, tensors(), described.unknown);
+    described.diffusion = read_diffusers_schedule(folder);
+    described.kind = "a UNet2DModel of diffusers";
+  } else if (kind == FileKind::unet_cu_weights) {
+    dialect_ = Dialect::unet_cu;
+    bin_ = std::make_unique<UnetCuWeights>(path_);
+    described.unet = bin_->config();
+    described.kind = "weights of unet.cu";
+  } else if (kind == FileKind::unet_cu_data) {
+    throw Error(fmt::format("'{}' holds images of unet.cu, not weights", path_.string()), "give it to --data",
+                ExitCode::wrong_usage);
+  } else {
+    file_ = std::make_unique<TensorFile>(TensorFile::open(path_));
+    if (!file_->note().empty()) notes_.push_back(fmt::format("weights: {}", file_->note()));
+    if (has_prefix(tensors(), "down_blocks.")) {
+      throw Error(fmt::format("'{}' has the names of diffusers, and no config.json beside it says what the model is",
+                              path_.string()),
+                  "give the folder that holds both", ExitCode::wrong_usage);
+    }
+    if (has_prefix(tensors(), "input_blocks.1.0.gn1.")) {
+      dialect_ = Dialect::unet_cu;
+      FileTensors renamed;
+      for (const auto& [name, tensor] : tensors()) renamed.emplace(name_from_unet_cu(name), tensor);
+      described.unet = naming(path_, [&] { return infer_adm_config(renamed, described.unknown); });
+      described.kind = "weights with the names of unet.cu";
+    } else {
+      dialect_ = Dialect::adm;
+      const bool strided = has_prefix(tensors(), "down.");
+      if (!strided && !has_prefix(tensors(), "input_blocks.")) {
+        throw Error(
+            fmt::format("'{}' is not a checkpoint of difuse, and its {} tensors have the names of no UNet that is "
+                        "known here",
+                        path_.string(), tensors().size()),
+            "give weights of guided-diffusion, diffusers' UNet2DModel or unet.cu");
+      }
+      described.unet =
+          strided ? infer_strided_config(tensors(), described.unknown) : infer_adm_config(tensors(), described.unknown);
+      described.kind = strided ? "weights of a strided UNet" : "weights with the names of guided-diffusion";
+    }
+  }
+  config_ = settle_foreign_config(path_, described, options);
+  notes_.push_back(fmt::format("'{}': {}, taken for {}", path_.string(), described.kind, config_.run.model));
+}
+
+std::vector<std::string> TrainedModel::weight_names() const {
+  std::vector<std::string> names = {"raw"};
+  if (!checkpoint_) return names;
+  for (size_t i = 0; i < config_.training.optimizer.ema_decays.size(); ++i) names.push_back(ema_state(i));
+  return names;
+}
+
+std::string TrainedModel::default_weights() const { return weight_names().size() > 1 ? "ema" : "raw"; }
+
+std::vector<std::vector<std::string>> TrainedModel::file_names(std::string_view parameter) const {
+  switch (dialect_) {
+    case Dialect::diffusers:
+      return diffusers_names(config_.unet, parameter);
+    case Dialect::unet_cu:
+      return {{unet_cu_name(parameter)}};
+    case Dialect::difuse:
+    case Dialect::adm:
+      break;
+  }
+  return {{std::string(parameter)}};
+}
+
+std::vector<float> TrainedModel::parameters(std::string_view weights, const ParameterLayout& layout,
+                                            std::vector<std::string>* report) const {
+  if (checkpoint_) return checkpoint_->parameters(weights == "raw" ? "params" : weights, layout);
+  std::vector<float> flat =
+      allow_partial_ ? initial_parameters(layout, {}) : std::vector<float>(static_cast<size_t>(layout.size()));
+  Mismatch mismatch;
+  std::set<std::string, std::less<>> used;
+  for (size_t i = layout.specs().size(); i-- > 0;) {
+    const ParameterSpec& spec = layout.specs()[i];
+    const std::vector<std::vector<std::string>> choices = file_names(spec.name);
+    std::vector<const FileTensor*> parts;
+    const std::vector<std::string>* names = &choices.front();
+    for (const std::vector<std::string>& choice : choices) {
+      parts = find_parts(tensors(), choice);
+      names = &choice;
+      if (!parts.empty()) break;
+    }
+    if (parts.empty()) {
+      mismatch.missing.push_back({choices.front().front(), spec.shape, {}});
+      continue;
+    }
+    used.insert(names->begin(), names->end());
+    const ir::Shape shape = part_shape(spec.shape, parts.size());
+    int64_t at = layout.offsets()[i];
+    for (size_t part = 0; part < parts.size(); ++part) {
+      if (!fits(parts[part]->shape, shape)) {
+        mismatch.misshapen.push_back({(*names)[part], shape, parts[part]->shape});
+        continue;
+      }
+      const std::vector<float> values =
+          naming(path_, [&] { return from_file_order(to_f32(*parts[part], (*names)[part]), shape); });
+      if (!std::ranges::all_of(values, [](float v) { return std::isfinite(v); })) {
+        throw Error(fmt::format("'{}': the tensor '{}' is not finite", path_.string(), (*names)[part]),
+                    "the training that wrote it had diverged: use an earlier file");
+      }
+      std::ranges::copy(values, flat.begin() + at);
+      at += static_cast<int64_t>(values.size());
+    }
+  }
+  for (const auto& [name, tensor] : tensors()) {
+    if (!used.contains(name)) mismatch.extra.push_back({name, {}, tensor.shape});
+  }
+  if (mismatch.empty()) return flat;
+  const bool none = used.empty();
+  if (!allow_partial_ || none) throw mismatch_error(path_, mismatch, config_, none);
+  if (report != nullptr) *report = mismatch_lines(mismatch);
+  return flat;
+}
+
+}  // namespace difuse::models

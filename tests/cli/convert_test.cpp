@@ -1,0 +1,117 @@
+// Weights of other programs with the real binary: converted, drawn from, trained on.
+#include <gtest/gtest.h>
+
+#include "runtime/png.h"
+#include "tests/cli/failure.h"
+#include "tests/cli/process.h"
+#include "tests/cli/tiny_data.h"
+
+namespace difuse::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+const fs::path kWeights = fs::path(DIFUSE_SOURCE_DIR) / "tests" / "golden" / "weights";
+
+class Convert : public testing::Test {
+ protected:
+  Outcome run(Words words) {
+    Outcome outcome = difuse(words);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.out << outcome.err;
+    return outcome;
+  }
+  std::string draw(const fs::path& checkpoint, const Words& more = {}) {
+    Words words = {"sample", "--checkpoint", checkpoint.string(), "--out", (folder_ / "a.png").string(), "--n", "2"};
+    words.insert(words.end(), {"--steps", "3", "--threads", "1"});
+    words.insert(words.end(), more.begin(), more.end());
+    run(words);
+    return read_file(folder_ / "a.png");
+  }
+
+  TempFolder folder_;
+  const std::string pt_ = (kWeights / "adm_plain.pt").string(), toml_ = (kWeights / "adm_plain.toml").string();
+};
+
+TEST_F(Convert, EveryFormatDrawsTheSameImages) {
+  const std::string direct = draw(pt_, {"--config", toml_});
+  const std::string checkpoint = (folder_ / "c.safetensors").string(), names = (folder_ / "n.safetensors").string();
+  const std::string diffusers = (folder_ / "d").string();
+  EXPECT_EQ(run({"convert", "--from", pt_, "--config", toml_, "--to", checkpoint}).last_line(), checkpoint);
+  run({"convert", "--from", checkpoint, "--to", names, "--format", "safetensors"});
+  run({"convert", "--from", checkpoint, "--to", diffusers, "--format", "diffusers"});
+  EXPECT_EQ(draw(checkpoint), direct);
+  EXPECT_EQ(draw(names, {"--config", toml_}), direct);
+  EXPECT_EQ(draw(diffusers), direct);
+  EXPECT_NE(run({"inspect", diffusers}).out.find("model_channels         8"), std::string::npos);
+}
+
+TEST_F(Convert, TrainingBeginsWithTheWeights) {
+  write_images(folder_ / "images", 8);
+  const auto train = [&](const std::string& out, const Words& more) {
+    Words words = {"train", "--data", (folder_ / "images").string(), "--out", (folder_ / out).string(), "--steps", "1"};
+    words.insert(words.end(), {"--batch", "4", "--lr", "1e-12", "--sample-every", "0", "--threads", "1"});
+    words.insert(words.end(), {"--data-cache", (folder_ / "cache").string()});
+    words.insert(words.end(), more.begin(), more.end());
+    return run(words);
+  };
+  const Outcome outcome = train("a", {"--init", pt_, "--config", toml_});
+  EXPECT_NE(outcome.out.find("begins with " + pt_ + " (raw weights)"), std::string::npos) << outcome.out;
+  const std::string direct = draw(pt_, {"--config", toml_});
+  EXPECT_EQ(draw(folder_ / "a"), direct);  // One step with next to no learning rate leaves it where it was.
+  EXPECT_NE(train("b", {"--init", (folder_ / "a").string()}).out.find("(ema weights)"), std::string::npos);
+  EXPECT_EQ(draw(folder_ / "b"), direct);
+  run({"train", "--data", (folder_ / "images").string(), "--out", (folder_ / "a").string(), "--resume", "--steps", "2",
+       "--data-cache", (folder_ / "cache").string()});
+}
+
+TEST_F(Convert, TensorsThatDoNotFitAreListed) {
+  Words labelled = {"train",
+                    "--data",
+                    (folder_ / "images").string(),
+                    "--out",
+                    (folder_ / "a").string(),
+                    "--init",
+                    pt_,
+                    "--config",
+                    toml_,
+                    "--steps",
+                    "1",
+                    "--batch",
+                    "4",
+                    "--class-from-folder",
+                    "--data-cache",
+                    (folder_ / "cache").string()};
+  // Classes that the weights do not know: refused with the name and the cause, taken with --allow-partial.
+  for (const char* name : {"a", "b", "c"}) write_images(folder_ / "images" / name, 4);
+  const Outcome missing = difuse(labelled);
+  EXPECT_EQ(missing.exit_code, 1) << missing.out << missing.err;
+  EXPECT_NE(missing.err.find("missing    label_emb.weight [3, 32]"), std::string::npos) << missing.err;
+  EXPECT_NE(missing.err.find("likely cause: the model has classes and the weights have none"), std::string::npos);
+  EXPECT_FALSE(fs::exists(folder_ / "a"));
+  labelled.insert(labelled.end(), {"--allow-partial", "--sample-every", "0"});
+  EXPECT_NE(run(labelled).out.find("missing    label_emb.weight"), std::string::npos);
+}
+
+TEST_F(Convert, RefusalsThatNameTheFlag) {
+  const std::string target = (folder_ / "c.safetensors").string();
+  const auto refused = [&](const Words& more, const std::string& part) {
+    Words words = {"convert"};
+    words.insert(words.end(), more.begin(), more.end());
+    const Outcome outcome = difuse(words);
+    EXPECT_EQ(outcome.exit_code, 2) << outcome.out;
+    EXPECT_NE(outcome.err.find(part), std::string::npos) << outcome.err;
+    EXPECT_FALSE(fs::exists(target));
+  };
+  refused({"--to", target}, "difuse convert needs --from");
+  refused({"--from", pt_}, "difuse convert needs --to");
+  refused({"--from", pt_, "--to", target}, "open are image_height, image_width, num_heads, qkv_order");
+  refused({"--from", (kWeights / "adm_everything.pt").string(), "--config", toml_, "--to", target},
+          "use_scale_shift_norm = false, and the weights have true");
+  refused({"--from", pt_, "--to", target, "--model", "tiny"}, "--model tiny contradicts");
+  refused({"--from", pt_, "--to", target, "--config", toml_, "--weights", "ema"}, "--weights 'ema' is unknown");
+  refused({"--from", (folder_ / "none").string(), "--to", target}, "does not exist");
+  refused({"--from", pt_, "--config", toml_, "--to", folder_.path().string()}, "exists and is not replaced");
+}
+
+}  // namespace
+}  // namespace difuse::test
