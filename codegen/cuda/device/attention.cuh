@@ -1,4 +1,4 @@
-// Softmax attention on the tensor cores, flash style: what the forward and the backward kernels share.
+// Softmax attention, flash style: what the forward and the backward kernels share.
 //
 // Everything is one scheme. A block owns some rows (queries, or keys in the gradient of keys and values) of one head of
 // one image and walks through the other rows, the streamed ones, a step of them at a time. In a step each warp
@@ -14,11 +14,10 @@
 //
 // 16-bit operands: products are exact and summed in fp32, softmax is fp32; the weights (probabilities, and the scores'
 // gradients) are rounded to the operands' type for the second product.
-// 32-bit operands: accurate to fp32, for both products. An operand is split into a high and a low tf32 and three of the
-// four products are summed. The tensor cores cut their sums off towards zero, so they add up no more than 8 elements of
-// the width, or 32 rows, from zero; the long sums are made of ordinary additions.
+// 32-bit operands: both products are chains of fused multiply-adds in fp32 proper, since the tensor cores cut their
+// sums off. A thread holds the same results; the weights of its rows' other columns come from its neighbours.
 //
-// The order of every sum is streamed rows ascending, and width ascending, in instructions' steps. How the rows and
+// The order of every sum is streamed rows ascending, and width ascending, in the tensor cores' steps. How the rows and
 // columns are dealt out to blocks and warps changes no bit; the step does, since the running maximum moves with it.
 #pragma once
 #include "codegen/cuda/device/vector.cuh"
@@ -47,8 +46,8 @@ struct Tile {
   static constexpr bool is_wide = chunks > 1;
 };
 
-/// Rows in shared memory. The pitch is an odd number of 16-byte chunks, so that eight consecutive rows (read by
-/// ldmatrix), and every second of eight rows (read by words), lie in different banks.
+/// Rows in shared memory. The pitch is an odd number of 16-byte chunks, so that eight consecutive rows, and every
+/// second of eight rows, lie in different banks.
 template <class T, int rows_, int columns_>
 struct SharedRows {
   using Element = T;
@@ -131,8 +130,8 @@ class Ring {
   int filled_ = 0, fill_at_ = 0, read_at_ = 0;
 };
 
-/// A warp's 16 * m x 8 * n results, as the multiply instruction holds them: of block (i, j), elements 0 and 1 are row
-/// lane / 4, columns 2 (lane % 4) and + 1; 2 and 3 the same of row lane / 4 + 8.
+/// A warp's 16 * m x 8 * n results, as the tensor cores' instruction holds them: of block (i, j), elements 0 and 1 are
+/// row lane / 4, columns 2 (lane % 4) and + 1; 2 and 3 the same of row lane / 4 + 8.
 template <int m, int n>
 using Sums = float[m][n][4];
 
@@ -157,65 +156,17 @@ __device__ __forceinline__ void add_product(f16, float (&d)[4], const unsigned (
 __device__ __forceinline__ unsigned pack(bf16, float low, float high) { return pack_bf16(low, high); }
 __device__ __forceinline__ unsigned pack(f16, float low, float high) { return pack_f16(low, high); }
 
-/// Floats as high + low, each a tf32. Rounding to high by hand is cheaper than by the conversion, which takes care of
-/// infinities; what is left has 12 bits at most, of which the instruction ignores those past the 11th.
-template <int words>
-struct Split {
-  float high[words], low[words];
-
-  __device__ __forceinline__ void set(int w, float x) {
-    high[w] = __uint_as_float((__float_as_uint(x) + 0x1000u) & 0xffffe000u);
-    low[w] = x - high[w];
-  }
-};
-
-/// sums[i][j] += a[i] * b[j] without the product of the high parts; each pass over all sums, so that no product waits
-/// for the one before it.
-template <int m, int n>
-__device__ __forceinline__ void add_small_products(Sums<m, n>& sums, const Split<4> (&a)[m], const Split<2> (&b)[n]) {
-#pragma unroll
-  for (int i = 0; i < m; ++i) {
-#pragma unroll
-    for (int j = 0; j < n; ++j) mma_tf32(sums[i][j], a[i].low, b[j].high);
-  }
-#pragma unroll
-  for (int i = 0; i < m; ++i) {
-#pragma unroll
-    for (int j = 0; j < n; ++j) mma_tf32(sums[i][j], a[i].high, b[j].low);
-  }
-}
-template <int m, int n>
-__device__ __forceinline__ void add_large_products(Sums<m, n>& sums, const Split<4> (&a)[m], const Split<2> (&b)[n]) {
-#pragma unroll
-  for (int i = 0; i < m; ++i) {
-#pragma unroll
-    for (int j = 0; j < n; ++j) mma_tf32(sums[i][j], a[i].high, b[j].high);
-  }
-}
-
-/// sums[i][first + j] += more[i][j].
-template <int m, int n, int count>
-__device__ __forceinline__ void add(Sums<m, n>& sums, int first, const Sums<m, count>& more) {
-#pragma unroll
-  for (int i = 0; i < m; ++i) {
-#pragma unroll
-    for (int j = 0; j < count; ++j) {
-#pragma unroll
-      for (int d = 0; d < 4; ++d) sums[i][first + j][d] += more[i][j][d];
-    }
-  }
-}
-
 /// sums += A B', where A is m blocks of 16 rows and B n blocks of 8 rows, both K-major in shared memory.
 template <class A, class B, int m, int n>
 __device__ __forceinline__ void add_row_products(Sums<m, n>& sums, const unsigned char* a, const unsigned char* b) {
   using T = typename A::Element;
   static_assert(n % 2 == 0 && A::columns == B::columns);
-  constexpr int half = 16 / static_cast<int>(sizeof(T)), depth = A::columns;
-  const int lane = static_cast<int>(threadIdx.x) % 32, matrix = lane / 8, at = lane % 8;
-  const unsigned char* const lane_a = a + A::offset(lane % 16, lane / 16 * half);
-  const unsigned char* const lane_b = b + B::offset(matrix / 2 * 8 + at, matrix % 2 * half);
+  constexpr int depth = A::columns;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
   if constexpr (sizeof(T) == 2) {
+    const int matrix = lane / 8, at = lane % 8;
+    const unsigned char* const lane_a = a + A::offset(lane % 16, lane / 16 * 8);
+    const unsigned char* const lane_b = b + B::offset(matrix / 2 * 8 + at, matrix % 2 * 8);
 #pragma unroll
     for (int k = 0; k < depth; k += 16) {
       unsigned rows[m][4];
@@ -234,28 +185,24 @@ __device__ __forceinline__ void add_row_products(Sums<m, n>& sums, const unsigne
       }
     }
   } else {
-#pragma unroll 1  // One step's fragments at a time: there are registers for no more.
-    for (int k = 0; k < depth; k += 8) {
-      Split<4> rows[m];
+    const unsigned char* const lane_a = a + A::offset(lane / 4, 0);
+    const unsigned char* const lane_b = b + B::offset(lane % 4 * 2, 0);
+#pragma unroll 1  // Otherwise more is read ahead than there are registers for.
+    for (int k = 0; k < depth; k += 4) {
+      Run<float, 4> rows[2 * m];
 #pragma unroll
-      for (int i = 0; i < m; ++i) {
-        unsigned r[4];
-        ldmatrix_x4(r, lane_a + A::offset(i * 16, k));
+      for (int i = 0; i < 2 * m; ++i) rows[i] = *reinterpret_cast<const Run<float, 4>*>(lane_a + A::offset(i * 8, k));
 #pragma unroll
-        for (int w = 0; w < 4; ++w) rows[i].set(w, __uint_as_float(r[w]));
-      }
+      for (int j = 0; j < 2 * n; ++j) {
+        const auto column = *reinterpret_cast<const Run<float, 4>*>(lane_b + B::offset(j / 2 * 8 + j % 2, k));
 #pragma unroll
-      for (int j = 0; j < n; j += 2) {
-        unsigned r[4];
-        ldmatrix_x4(r, lane_b + B::offset(j * 8, k));
-        Split<2> columns[2];
+        for (int l = 0; l < 4; ++l) {
 #pragma unroll
-        for (int w = 0; w < 4; ++w) columns[w / 2].set(w % 2, __uint_as_float(r[w]));
-        Sums<m, 2> fresh;
-        clear<m, 2>(fresh);
-        add_small_products<m, 2>(fresh, rows, columns);
-        add_large_products<m, 2>(fresh, rows, columns);
-        add<m, n, 2>(sums, j, fresh);
+          for (int i = 0; i < 2 * m; ++i) {
+            float& sum = sums[i / 2][j / 2][i % 2 * 2 + j % 2];
+            sum = fmaf(rows[i][l], column[l], sum);
+          }
+        }
       }
     }
   }
@@ -294,41 +241,29 @@ __device__ __forceinline__ void add_weighted_rows(Sums<m, n>& sums, const Sums<m
       }
     }
   } else {
-    // The instruction's k t and t + 4 are rows 2t and 2t + 1 here: W is then held as the instruction wants it.
-    // The products of a few column blocks at a time are summed from zero, over all rows; the small ones first, while
-    // there is little that is cut off.
-    constexpr int group = n % 4 == 0 ? 4 : n % 3 == 0 ? 3 : n % 2 == 0 ? 2 : 1;
-    const unsigned char* const lane_b = b + B::offset(lane % 4 * 2, lane / 4);
+    const unsigned char* const lane_b = b + B::offset(0, lane % 4 * 2);
 #pragma unroll
-    for (int first = 0; first < n; first += group) {
-      Sums<m, group> fresh;
-      clear<m, group>(fresh);
+    for (int s = 0; s < k; ++s) {
+#pragma unroll 1  // Four times the instructions would not fit their cache.
+      for (int pair = 0; pair < 4; ++pair) {
 #pragma unroll
-      for (int pass = 0; pass < 2; ++pass) {
+        for (int e = 0; e < 2; ++e) {
+          float weight[2 * m];
 #pragma unroll
-        for (int s = 0; s < k; ++s) {
-          Split<4> rows[m];
-#pragma unroll
-          for (int i = 0; i < m; ++i) {
-#pragma unroll
-            for (int w = 0; w < 4; ++w) rows[i].set(w, weights[i][s][w % 2 * 2 + w / 2]);
+          for (int i = 0; i < 2 * m; ++i) {
+            weight[i] = __shfl_sync(0xffffffffu, weights[i / 2][s][i % 2 * 2 + e], pair, 4);
           }
-          Split<2> columns[group];
 #pragma unroll
-          for (int j = 0; j < group; ++j) {
+          for (int j = 0; j < n; ++j) {
+            const auto x = *reinterpret_cast<const Run<float, 2>*>(lane_b + B::offset(s * 8 + pair * 2 + e, j * 8));
 #pragma unroll
-            for (int w = 0; w < 2; ++w) {
-              columns[j].set(w, *reinterpret_cast<const float*>(lane_b + B::offset(s * 8 + w, (first + j) * 8)));
+            for (int d = 0; d < 4 * m; ++d) {
+              float& sum = sums[d / 4][j][d % 4];
+              sum = fmaf(weight[d / 2], x[d % 2], sum);
             }
-          }
-          if (pass == 0) {
-            add_small_products<m, group>(fresh, rows, columns);
-          } else {
-            add_large_products<m, group>(fresh, rows, columns);
           }
         }
       }
-      add<m, n, group>(sums, first, fresh);
     }
   }
 }
@@ -341,9 +276,7 @@ struct Places {
   template <int lanes>
   static constexpr int run_count = Tile_::columns / 4 / lanes;
 
-  __device__ __forceinline__ static int warp_row() {
-    return static_cast<int>(threadIdx.x) / 32 * Tile_::warp_rows;
-  }
+  __device__ __forceinline__ static int warp_row() { return static_cast<int>(threadIdx.x) / 32 * Tile_::warp_rows; }
   __device__ __forceinline__ static int row(int i) {
     return warp_row() + i / 2 * 16 + i % 2 * 8 + static_cast<int>(threadIdx.x) % 32 / 4;
   }

@@ -1,4 +1,5 @@
-// out[m, n] = sum over k of A(m, k) B(n, k): what one block computes, on the tensor cores.
+// out[m, n] = sum over k of A(m, k) B(n, k): what one block computes, on the tensor cores. Products that are to be as
+// accurate as fp32 are not for them; gemm_fma.cuh has those.
 //
 // A block owns a tile of m x n results; each of its warps a part of it, in registers. Shared memory is a ring of slots,
 // each a tile.k deep piece of A and of B, filled by the operands' loaders (gemm_operands.cuh) with asynchronous copies
@@ -22,10 +23,8 @@ namespace gemm {
 
 enum class Major { k, mn };
 
-/// How operands are multiplied. `f32` is accurate to fp32: each operand is split into a high and a low tf32, and all
-/// four products are summed, the smallest first. The tensor core truncates when it adds, which biases a long chain of
-/// sums; so each step's products (k = 8) are summed from zero and then added to the running sum by ordinary additions.
-enum class Product { bf16, f16, tf32, f32 };
+/// How the tensor cores multiply.
+enum class Product { bf16, f16, tf32 };
 
 template <int m_, int n_, int k_, int warps_m_, int warps_n_, int stages_>
 struct Tile {
@@ -33,9 +32,9 @@ struct Tile {
   static constexpr int threads = 32 * warps_m * warps_n, warp_m = m / warps_m, warp_n = n / warps_n;
 };
 
-/// Which rows of a slot are read at once: eight consecutive ones; 0, 1, 8, 9, 16, 17, 24, 25 and the like; or four
-/// consecutive ones, a word per thread.
-enum class Reads { consecutive, spread, words };
+/// Which rows of a slot are read at once: eight consecutive ones; 0, 1, 8, 9, 16, 17, 24, 25 and the like; every fourth
+/// one; four consecutive ones, a word per thread; or one alone.
+enum class Reads { consecutive, spread, fourths, words, single };
 
 template <class T, int rows_, int columns_, Reads reads>
 struct SharedTile {
@@ -45,8 +44,10 @@ struct SharedTile {
   static_assert(row_bytes % 128 == 0 || (row_bytes == 64 && reads != Reads::words));
 
   __device__ __forceinline__ static int exchange(int row) {
-    if constexpr (reads == Reads::words) {
+    if constexpr (reads == Reads::words || reads == Reads::single) {
       return 0;
+    } else if constexpr (reads == Reads::fourths) {
+      return (row >> 2) & 7;
     } else if constexpr (reads == Reads::spread) {
       return pitch == 64 ? (row >> 3) & 3 : ((row >> 2) & 6) | (row & 1);
     } else {
@@ -67,6 +68,39 @@ struct OperandTile {
   using Type = SharedTile<T, major == Major::k ? extent : k, major == Major::k ? k : extent, reads>;
 };
 
+/// Walks through the ring: `use(slot of A, slot of B)` for each of the slots that the cursor counts, in order.
+/// `shared`: the ring, at a multiple of 128 bytes. Called by all threads, once.
+template <class Tile, class A, class B, class LoadA, class LoadB, class Cursor, class Use>
+__device__ __forceinline__ void for_each_slot(unsigned char* shared, const LoadA& a, const LoadB& b, Cursor cursor,
+                                              const Use& use) {
+  constexpr int slot_bytes = A::bytes + B::bytes;
+  const int slots = cursor.slots(Tile::k);
+  int filled = 0, fill_at = 0, read_at = 0;
+  const auto fill = [&] {
+    if (filled < slots) {
+      unsigned char* slot = shared + fill_at * slot_bytes;
+      a.load(slot, cursor);
+      b.load(slot + A::bytes, cursor);
+      cursor.advance(Tile::k);
+      ++filled;
+      fill_at = fill_at + 1 == Tile::stages ? 0 : fill_at + 1;
+    }
+    copy_async_commit();  // Empty at the end, so that the count of groups in flight stays the same.
+  };
+#pragma unroll 1
+  for (int i = 0; i < Tile::stages - 1; ++i) fill();
+#pragma unroll 1
+  for (int i = 0; i < slots; ++i) {
+    copy_async_wait<Tile::stages - 2>();
+    __syncthreads();  // Everyone's copies into slot i have arrived, and everyone has read slot i - 1, filled next.
+    // A prologue would transform slot i here, in place, followed by another barrier.
+    fill();
+    const unsigned char* slot = shared + read_at * slot_bytes;
+    use(slot, slot + A::bytes);
+    read_at = read_at + 1 == Tile::stages ? 0 : read_at + 1;
+  }
+}
+
 /// `rounds_*`: the operand is rounded to tf32 when it is read.
 template <class Tile_, class T, Product product, Major major_a, Major major_b, bool rounds_a = false,
           bool rounds_b = false>
@@ -75,11 +109,9 @@ class Block {
   using Tile = Tile_;
   using A = typename OperandTile<T, major_a, Tile::m, Tile::k, false>::Type;
   using B = typename OperandTile<T, major_b, Tile::n, Tile::k, true>::Type;
-  static constexpr int slot_bytes = A::bytes + B::bytes;
   static constexpr int blocks_m = Tile::warp_m / 16, blocks_n = Tile::warp_n / 8;
   static constexpr int step = 32 / static_cast<int>(sizeof(T)), steps = Tile::k / step;  ///< k of an instruction.
   static_assert(Tile::warp_m % 16 == 0 && Tile::warp_n % (major_b == Major::k ? 32 : 16) == 0);
-  static_assert(product != Product::f32 || Tile::k == 32);
 
   // The results that a thread holds: `row_count` rows of the block's tile, and of each of them, `run_count<lanes>` runs
   // of `lanes` consecutive columns (lanes divides `run`).
@@ -112,31 +144,9 @@ class Block {
         for (int d = 0; d < 4; ++d) sums_[i][j][d] = 0.0f;
       }
     }
-    const int slots = cursor.slots(Tile::k);
-    int filled = 0, fill_at = 0, read_at = 0;
-    const auto fill = [&] {
-      if (filled < slots) {
-        unsigned char* slot = shared + fill_at * slot_bytes;
-        a.load(slot, cursor);
-        b.load(slot + A::bytes, cursor);
-        cursor.advance(Tile::k);
-        ++filled;
-        fill_at = fill_at + 1 == Tile::stages ? 0 : fill_at + 1;
-      }
-      copy_async_commit();  // Empty at the end, so that the count of groups in flight stays the same.
-    };
-#pragma unroll 1
-    for (int i = 0; i < Tile::stages - 1; ++i) fill();
-#pragma unroll 1
-    for (int i = 0; i < slots; ++i) {
-      copy_async_wait<Tile::stages - 2>();
-      __syncthreads();  // Everyone's copies into slot i have arrived, and everyone has read slot i - 1, filled next.
-      // A prologue would transform slot i here, in place, followed by another barrier.
-      fill();
-      const unsigned char* slot = shared + read_at * slot_bytes;
-      multiply_slot(slot, slot + A::bytes);
-      read_at = read_at + 1 == Tile::stages ? 0 : read_at + 1;
-    }
+    for_each_slot<Tile, A, B>(shared, a, b, cursor, [&](const unsigned char* slot_a, const unsigned char* slot_b) {
+      multiply_slot(slot_a, slot_b);
+    });
   }
 
  private:
@@ -216,89 +226,37 @@ class Block {
     }
   }
 
-  /// An operand's fragments as tf32, and for the accurate product what that left.
   template <bool rounds, int count, int words>
-  struct Split {
-    float high[count][words], low[product == Product::f32 ? count : 1][words];
-
-    __device__ __forceinline__ explicit Split(const unsigned (&from)[count][words]) {
+  __device__ __forceinline__ static void as_tf32(float (&to)[count][words], const unsigned (&from)[count][words]) {
 #pragma unroll
-      for (int i = 0; i < count; ++i) {
+    for (int i = 0; i < count; ++i) {
 #pragma unroll
-        for (int w = 0; w < words; ++w) {
-          const float x = rounds ? round_to_tf32(__uint_as_float(from[i][w])) : __uint_as_float(from[i][w]);
-          if constexpr (product == Product::f32) {
-            high[i][w] = round_to_tf32(x);
-            low[i][w] = round_to_tf32(x - high[i][w]);
-          } else {
-            high[i][w] = x;
-          }
-        }
+      for (int w = 0; w < words; ++w) {
+        const float x = __uint_as_float(from[i][w]);
+        to[i][w] = rounds ? round_to_tf32(x) : x;
       }
     }
-  };
+  }
 
   __device__ __forceinline__ static void add_words(Sums& sums, const Fragments& f) {
-    const Split<rounds_a, blocks_m, 4> a(f.a);
-    const Split<rounds_b, blocks_n, 2> b(f.b);
-    // The small products first; each pass over all sums, so that no product waits for the one before it.
-    if constexpr (product == Product::f32) {
-#pragma unroll
-      for (int i = 0; i < blocks_m; ++i) {
-#pragma unroll
-        for (int j = 0; j < blocks_n; ++j) mma_tf32(sums[i][j], a.low[i], b.low[j]);
-      }
-#pragma unroll
-      for (int i = 0; i < blocks_m; ++i) {
-#pragma unroll
-        for (int j = 0; j < blocks_n; ++j) mma_tf32(sums[i][j], a.low[i], b.high[j]);
-      }
-#pragma unroll
-      for (int i = 0; i < blocks_m; ++i) {
-#pragma unroll
-        for (int j = 0; j < blocks_n; ++j) mma_tf32(sums[i][j], a.high[i], b.low[j]);
-      }
-    }
+    float a[blocks_m][4], b[blocks_n][2];
+    as_tf32<rounds_a>(a, f.a);
+    as_tf32<rounds_b>(b, f.b);
 #pragma unroll
     for (int i = 0; i < blocks_m; ++i) {
 #pragma unroll
-      for (int j = 0; j < blocks_n; ++j) mma_tf32(sums[i][j], a.high[i], b.high[j]);
+      for (int j = 0; j < blocks_n; ++j) mma_tf32(sums[i][j], a[i], b[j]);
     }
   }
 
-  /// The tensor cores cut their sums off towards zero, so the accurate product lets them add up no more than one step
-  /// from zero; the long sum is made of ordinary additions.
+  /// The next step's fragments are on their way while a step is multiplied.
   __device__ __forceinline__ void multiply_slot(const unsigned char* a, const unsigned char* b) {
-    if constexpr (product == Product::f32) {
-#pragma unroll 1  // One step's fragments at a time: there are registers for no more.
-      for (int s = 0; s < steps; ++s) {
-        Fragments f;
-        read(f, a, b, s);
-        Sums fresh = {};
-        add_products(fresh, f);
-#pragma unroll
-        for (int i = 0; i < blocks_m; ++i) {
-#pragma unroll
-          for (int j = 0; j < blocks_n; ++j) {
-#pragma unroll
-            for (int d = 0; d < 4; ++d) sums_[i][j][d] += fresh[i][j][d];
-          }
-        }
-      }
-    } else {
-      add_steps(sums_, a, b);
-    }
-  }
-
-  /// The next step's fragments are on their way while a step is multiplied; the accurate product has registers for one
-  /// step's only, and work enough in it.
-  __device__ __forceinline__ static void add_steps(Sums& sums, const unsigned char* a, const unsigned char* b) {
     Fragments f[2];
     read(f[0], a, b, 0);
 #pragma unroll
     for (int s = 0; s < steps; ++s) {
       if (s + 1 < steps) read(f[(s + 1) % 2], a, b, s + 1);
-      add_products(sums, f[s % 2]);
+      add_products(sums_, f[s % 2]);
     }
   }
 

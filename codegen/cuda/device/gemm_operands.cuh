@@ -9,7 +9,7 @@
 // Each loader knows its thread's rows before the loop: what is left for each slot is one offset for the slot (or the
 // thread's column in it), and an addition and the bounds of the image for each copy.
 #pragma once
-#include "codegen/cuda/device/gemm.cuh"
+#include "codegen/cuda/device/gemm_fma.cuh"
 
 namespace gemm {
 

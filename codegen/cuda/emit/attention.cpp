@@ -1,5 +1,5 @@
-// Attention and its gradient, flash style on the tensor cores (device/attention.cuh): one kernel for the value; for the
-// gradient three: each row's sum of dout * out, then the gradient of keys and values, then that of queries.
+// Attention and its gradient, flash style (device/attention.cuh): one kernel for the value; for the gradient three:
+// each row's sum of dout * out, then the gradient of keys and values, then that of queries.
 #include <fmt/format.h>
 
 #include <cmath>

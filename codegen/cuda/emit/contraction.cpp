@@ -1,6 +1,7 @@
 // Convolutions and matrix products with what is computed from their value, as matrix products on the tensor cores
-// (device/gemm.cuh). One kernel; where the sum runs over the batch (a weight's gradient) two: the sum is divided among
-// blocks, whose partial results a second kernel adds in a fixed order.
+// (device/gemm.cuh) or, in f32, by fused multiply-adds (device/gemm_fma.cuh). One kernel; where the sum runs over the
+// batch (a weight's gradient) two: the sum is divided among blocks, whose partial results a second kernel adds in a
+// fixed order.
 #include <algorithm>
 
 #include "codegen/cuda/emit/contraction/problem.h"

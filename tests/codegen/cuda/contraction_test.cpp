@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -420,6 +421,55 @@ TEST(ContractionTiles, NoneChangesABit) {
       EXPECT_EQ(got.data, first.data) << to_string(problem) << ": " << to_string(tile);
     }
     EXPECT_GT(seen.size(), 5);
+  }
+}
+
+TEST(Contraction, F32IsOneChainOfMultiplyAdds) {
+  const auto at = [](const Tensor& t, bool transposed, int64_t row, int64_t column) {
+    const int64_t columns = t.type.shape[1];
+    return static_cast<float>(
+        t.data[static_cast<size_t>(transposed ? column * columns + row : row * columns + column)]);
+  };
+  for (const bool ta : {false, true}) {
+    for (const bool tb : {false, true}) {
+      const Graph body = plain(Matmul{37, 70, 101, ta, tb}, DType::f32);
+      const TensorMap inputs = random_inputs(body, false);
+      const Tensor got = run(body, inputs).at("0");
+      std::vector<double> want;
+      for (int64_t m = 0; m < 37; ++m) {
+        for (int64_t n = 0; n < 70; ++n) {
+          float sum = 0;
+          for (int64_t k = 0; k < 101; ++k)
+            sum = std::fma(at(inputs.at("0"), ta, m, k), at(inputs.at("1"), tb, k, n), sum);
+          want.push_back(sum);
+        }
+      }
+      EXPECT_EQ(got.data, want) << ta << tb;
+    }
+  }
+}
+
+TEST(SlowContractionTiles, NoneSpills) {
+  const auto nvrtc = NvrtcLibrary::load();
+  if (!nvrtc) GTEST_SKIP() << "no NVRTC";
+  const std::vector<Graph> bodies = {
+      plain(Conv{ir::Op::conv_fprop, 2, 32, 32, 192, 320, 3, 3, 1, 1}, DType::f32),  // With offsets of 64 bits.
+      plain(Conv{ir::Op::conv_fprop, 2, 32, 32, 192, 320, 3, 3, 1, 1}, DType::f32),
+      block_end({ir::Op::conv_fprop, 2, 32, 32, 192, 128, 3, 3, 2, 1}, DType::f32),
+      plain(Conv{ir::Op::conv_dgrad, 2, 32, 31, 128, 96, 3, 3, 2, 1}, DType::f32),
+      plain(Matmul{70, 1480, 200, false, false}, DType::f32),
+  };
+  for (const Graph& body : bodies) {
+    const Placed placed = place(body, {});
+    GemmProblem problem = gemm_problem(placed.spec);
+    problem.is_wide = &body == &bodies.front();
+    for (const GemmTile& tile : candidates(problem, h100())) {
+      const KernelDraft draft = product_kernel(placed.spec, problem, tile);
+      for (const char* architecture : {"sm_80", "sm_90a"}) {
+        const CompiledKernel kernel = nvrtc->compile(source_of(draft, architecture));
+        EXPECT_EQ(kernel.log.find("warning"), std::string::npos) << to_string(problem) << to_string(tile) << kernel.log;
+      }
+    }
   }
 }
 

@@ -39,7 +39,7 @@ int step_of(const AttentionProblem& p, AttentionPart part) {
 double cost(const AttentionProblem& p, AttentionPart part, const AttentionTile& t, const ir::DeviceSpec& device) {
   constexpr double kUsualBatch = 32, kWarpsToBeBusy = 8;
   const bool words = ir::size_of(p.element) == 4;
-  const double product = words ? 6 : 1, read = words ? 5 : 1, copy = words ? 6 : 3;
+  const double product = words ? 10 : 1, read = words ? 16 : 1, copy = words ? 6 : 3;
   const double products =
       (part == AttentionPart::forward ? 1 : 2) + (part == AttentionPart::key_gradient ? 2.0 : 1.0) / t.splits;
   const double copied = t.is_wide() ? 1 + t.rows() / static_cast<double>(t.step) : 1;
@@ -156,8 +156,8 @@ int estimated_registers(const AttentionProblem& p, AttentionPart part, const Att
   const bool words = ir::size_of(p.element) == 4;
   const int sums = t.columns / 2 * (part == AttentionPart::key_gradient ? 2 : 1);
   const int scores = t.step / 2 * (part == AttentionPart::forward ? 1 : 2);
-  const int fresh = words ? std::max(t.step / 2, 16) + 56 : 16;
-  return t.blocks_m * (sums + scores + fresh) + 64;
+  const int fragments = words ? 24 : 16;
+  return t.blocks_m * (sums + scores + fragments) + 64;
 }
 
 int resident_blocks(const AttentionProblem& p, AttentionPart part, const AttentionTile& t,

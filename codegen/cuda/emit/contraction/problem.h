@@ -11,7 +11,7 @@ namespace difuse::codegen::cuda {
 /// out[m, n] = sum over k of A(m, k) B(n, k). Rows m are pixels of the result (conv_fprop, conv_dgrad), output channels
 /// (conv_wgrad) or the matrix's rows; columns n are channels, or (r, s, channel) of a weight's gradient.
 struct GemmProblem {
-  enum class Product : uint8_t { bf16, f16, tf32, f32 };  ///< As in device/gemm.cuh.
+  enum class Product : uint8_t { bf16, f16, tf32, f32 };  ///< f32: fused multiply-adds (device/gemm_fma.cuh).
 
   struct Operand {
     int input = 0;         ///< Of the body.
@@ -47,6 +47,7 @@ struct GemmProblem {
 
   bool is_wide = false;  ///< Offsets need 64 bits.
 
+  bool is_fma() const { return product == Product::f32; }
   int64_t element_bytes() const { return ir::size_of(dtype); }
   /// Channels of a chunk: 128 bytes.
   int64_t chunk() const { return 128 / element_bytes(); }

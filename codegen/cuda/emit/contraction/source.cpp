@@ -19,13 +19,15 @@ namespace {
 std::string text(int64_t n) { return std::to_string(n); }
 
 std::string block_type(const GemmProblem& p, const GemmTile& tile) {
-  constexpr const char* kProducts[] = {"bf16", "f16", "tf32", "f32"};
+  constexpr const char* kProducts[] = {"bf16", "f16", "tf32"};
   const auto major = [](const GemmProblem::Operand& o) { return o.k_major ? "k" : "mn"; };
-  return fmt::format(
-      "gemm::Block<gemm::Tile<{}, {}, {}, {}, {}, {}>, {}, gemm::Product::{}, gemm::Major::{}, gemm::Major::{}, {}, "
-      "{}>",
-      tile.m, tile.n, tile.k, tile.warps_m, tile.warps_n, tile.stages, storage_type(p.dtype),
-      kProducts[static_cast<int>(p.product)], major(p.a), major(p.b), p.a.rounded, p.b.rounded);
+  const std::string shape = fmt::format("gemm::Tile<{}, {}, {}, {}, {}, {}>", tile.m, tile.n, tile.k, tile.warps_m,
+                                        tile.warps_n, tile.stages);
+  const std::string operands =
+      fmt::format("gemm::Major::{}, gemm::Major::{}, {}, {}", major(p.a), major(p.b), p.a.rounded, p.b.rounded);
+  if (p.is_fma()) return fmt::format("gemm::FmaBlock<{}, {}>", shape, operands);
+  return fmt::format("gemm::Block<{}, {}, gemm::Product::{}, {}>", shape, storage_type(p.dtype),
+                     kProducts[static_cast<int>(p.product)], operands);
 }
 
 /// The image that rows or columns are gathered from.
@@ -152,7 +154,7 @@ std::vector<std::string_view> headers(std::string_view own) { return {"vector.cu
 KernelDraft product_kernel(const KernelSpec& spec, const GemmProblem& p, const GemmTile& tile) {
   const ir::Graph& body = spec.body;
   const ir::Value value = find_contraction(body);
-  const int lanes = epilogue_lanes(spec, value, p.b.k_major ? 8 : 2);
+  const int lanes = epilogue_lanes(spec, value, p.is_fma() ? 4 : p.b.k_major ? 8 : 2);
   Parameters parameters(body, spec);
   const EpilogueCode epilogue = epilogue_code(spec, value, fmt::format("block.value<{}>(i, j, l)", lanes), lanes,
                                               parameters.operands(), coords(p, lanes), "element", wanted_outputs(spec));
@@ -167,6 +169,9 @@ KernelDraft product_kernel(const KernelSpec& spec, const GemmProblem& p, const G
   const std::string partial =
       p.is_split ? fmt::format("{} += split * {}ll;\n", Parameters::result(0), p.rows * p.columns) : "";
 
+  // So that the compiler takes no registers that keep a block out; the tensor cores' products have their own balance.
+  const int64_t resident = p.is_fma() ? resident_blocks(p, tile, spec.device) : 1;
+
   KernelDraft draft;
   draft.name = spec.name;
   draft.source = device_source(headers("gemm_operands.cuh")) + filled(R"(
@@ -175,7 +180,7 @@ using Block = $block;
 using LoadA = $load_a;
 using LoadB = $load_b;
 
-extern "C" __global__ void __launch_bounds__($threads, 1) $kernel($parameters) {
+extern "C" __global__ void __launch_bounds__($threads, $resident) $kernel($parameters) {
   wait_for_previous_kernel();
   let_next_kernel_start();
   extern __shared__ __align__(128) unsigned char shared[];
@@ -202,6 +207,7 @@ $epilogue    }
                                                                        {"load_a", a.type},
                                                                        {"load_b", b.type},
                                                                        {"threads", text(tile.threads())},
+                                                                       {"resident", text(resident)},
                                                                        {"parameters", parameters.text()},
                                                                        {"placement", indented(placement(p, tile), 2)},
                                                                        {"cursor", indented(cursor(p), 2)},

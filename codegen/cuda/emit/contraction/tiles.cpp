@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 
 #include "codegen/cuda/source/extents.h"
 
@@ -22,6 +23,12 @@ constexpr Shape kShapes[] = {
     {64, 96, 2, 3},   {64, 64, 2, 2},   {64, 64, 4, 2},  {128, 32, 4, 1},  {64, 32, 2, 1},   {32, 64, 1, 2},
     {32, 128, 1, 4},  {192, 128, 3, 2}, {192, 64, 3, 2}, {256, 96, 4, 3},  {128, 192, 4, 3}, {64, 192, 2, 3},
     {64, 256, 2, 4},  {32, 32, 2, 1},   {32, 32, 1, 1},
+};
+
+// Of fused multiply-adds: a thread holds 8 x 8 results, or 16 x 8; where there are few, 8 x 4 or 4 x 4.
+constexpr Shape kFmaShapes[] = {
+    {128, 128, 4, 2}, {128, 128, 2, 2}, {128, 64, 4, 1}, {64, 128, 2, 2}, {64, 64, 2, 1}, {64, 64, 2, 2},
+    {128, 32, 4, 1},  {64, 32, 2, 1},   {32, 64, 1, 1},  {32, 64, 1, 2},  {32, 32, 2, 1},
 };
 
 constexpr int kMostCopies = 16;  // Of one operand, a thread, to one slot.
@@ -53,20 +60,11 @@ bool fits(const GemmProblem& p, const GemmTile& tile, const ir::DeviceSpec& devi
          registers(p, tile) <= std::min<int64_t>(kRegistersOfAThread, kRegisters / tile.threads());
 }
 
-/// Blocks that a processor holds at a time.
-int64_t resident_blocks(const GemmProblem& p, const GemmTile& tile, const ir::DeviceSpec& device) {
-  const int64_t bytes = shared_bytes(p, tile) + kReservedShared;
-  return std::clamp<int64_t>(
-      std::min({(device.shared_memory_bytes + kReservedShared) / bytes, int64_t{2048} / tile.threads(),
-                kRegisters / (int64_t{tile.threads()} * registers(p, tile))}),
-      1, 16);
-}
-
 /// Multiply-adds of a processor in a cycle.
 double rate(const GemmProblem& p, const ir::DeviceSpec& device) {
   const double of_16_bits = device.architecture == 86 || device.architecture == 89 ? 512 : 1024;
-  if (p.product == Product::tf32) return of_16_bits / 2;
-  return p.product == Product::f32 ? of_16_bits / 6 : of_16_bits;
+  if (p.is_fma()) return device.architecture == 80 ? 64 : 128;
+  return p.product == Product::tf32 ? of_16_bits / 2 : of_16_bits;
 }
 
 }  // namespace
@@ -76,11 +74,11 @@ std::string to_string(const GemmTile& tile) {
 }
 
 int registers(const GemmProblem& p, const GemmTile& tile) {
-  const int blocks_m = tile.m / tile.warps_m / 16, blocks_n = tile.n / tile.warps_n / 8;
-  const int sums = blocks_m * blocks_n * 4, fragments = blocks_m * 4 + blocks_n * 2;
-  int count = 30 + sums + 2 * fragments;
-  if (p.product == Product::f32) count += sums + fragments;
-  if (p.product == Product::f32 && !(p.a.k_major && p.b.k_major)) count += 16;
+  const int warp_m = tile.m / tile.warps_m, warp_n = tile.n / tile.warps_n;
+  // Of the tensor cores' products two steps' fragments; of multiply-adds four k of A's rows, and what else there must
+  // be at least: the compiler is told how many blocks are to fit.
+  const int others = p.is_fma() ? warp_m + 16 : 30 + 2 * (warp_m / 4 + warp_n / 4);
+  int count = warp_m * warp_n / 32 + others;
   const int gathered = copies(p.a, tile.m, tile.k, tile.threads());
   if (p.a.k_major) count += gathered * (p.r * p.s == 1 && p.stride == 1 ? 1 : 3) * (p.is_wide ? 2 : 1);
   if (p.b.k_major) count += copies(p.b, tile.n, tile.k, tile.threads()) * (p.is_wide ? 2 : 1);
@@ -90,10 +88,19 @@ int registers(const GemmProblem& p, const GemmTile& tile) {
 int64_t shared_bytes(const GemmProblem& p, const GemmTile& tile) {
   const auto slot = [&](const GemmProblem::Operand& o, int64_t extent) {
     // Rows that are read by words are further apart (Reads::words).
-    const int64_t gap = !o.k_major && p.element_bytes() == 4 ? 8 : 0;
+    const int64_t gap = !o.k_major && p.product == Product::tf32 ? 8 : 0;
     return (o.k_major ? extent * tile.k : (extent + gap) * tile.k) * p.element_bytes();
   };
   return tile.stages * (slot(p.a, tile.m) + slot(p.b, tile.n));
+}
+
+int64_t resident_blocks(const GemmProblem& p, const GemmTile& tile, const ir::DeviceSpec& device) {
+  // Each quarter of a processor has a quarter of the registers, for whole warps.
+  const int64_t warps = 4 * (kRegisters / 4 / 32 / (ceil_div(registers(p, tile), 8) * 8));
+  const int64_t bytes = shared_bytes(p, tile) + kReservedShared;
+  return std::clamp<int64_t>(std::min({(device.shared_memory_bytes + kReservedShared) / bytes,
+                                       int64_t{2048} / tile.threads(), warps * 32 / tile.threads()}),
+                             1, 16);
 }
 
 double estimated_cycles(const GemmProblem& p, const GemmTile& tile, const ir::DeviceSpec& device) {
@@ -106,13 +113,16 @@ double estimated_cycles(const GemmProblem& p, const GemmTile& tile, const ir::De
   const double k = tile.k, area = double(tile.m) * tile.n, edges = tile.m + tile.n;
 
   const double products = area * k / rate(p, device);
-  const double shared = (tile.m * (tile.warps_n + 1.0) + tile.n * (tile.warps_m + 1.0)) * k * size / kSharedBytes;
+  // How often a warp reads what is in a slot. Of fused multiply-adds, a cycle reads 8 rows of B or 4 of A at best.
+  const double reads_a = p.is_fma() ? 4 : 1, reads_b = p.is_fma() ? 2 : 1;
+  const double shared =
+      (tile.m * (reads_a * tile.warps_n + 1) + tile.n * (reads_b * tile.warps_m + 1)) * k * size / kSharedBytes;
   const double l2 = edges * k * size / kL2Bytes;
   const int moved = copies(p.a, tile.m, tile.k, threads) + copies(p.b, tile.n, tile.k, threads);
-  const double products_issued = area * k * (p.product == Product::f32 ? 3 : 1) / (128 * 32 * (16 / size));
-  const double splitting =
-      p.product == Product::f32 ? 5.0 * (tile.m * tile.warps_n + tile.n * tile.warps_m) * k / 32 : 0;
-  const double issued = (threads / 32 * (moved * 8.0 + kSlotInstructions) + 2 * products_issued + splitting) / 4;
+  // In a warp's instructions; those of the tensor cores are issued for two cycles.
+  const double products_issued = p.is_fma() ? area * k / 32 : 2 * area * k / (128 * 32 * (16 / size));
+  const double reads_issued = p.is_fma() ? (tile.m / tile.warps_m / 4.0 + tile.n / tile.warps_n / 8.0) * k / 4 : 0;
+  const double issued = (threads / 32 * (moved * 8.0 + kSlotInstructions + reads_issued) + products_issued) / 4;
   const double slot = std::max({products, shared, l2, issued});
 
   const int64_t resident = resident_blocks(p, tile, device);
@@ -122,7 +132,9 @@ double estimated_cycles(const GemmProblem& p, const GemmTile& tile, const ir::De
   const double ends = area * 4 / kL2Bytes + 1500;
 
   const double least = std::max(kSlotLatency, kMemoryLatency / (tile.stages - 1));
-  const auto wave = [&](double blocks) { return slots * std::max(blocks * slot, least) + blocks * ends; };
+  // A warp alone leaves a third of its multiply-adds' time to waiting.
+  const double waiting = p.is_fma() ? 1.5 * 32 / threads : 0;
+  const auto wave = [&](double blocks) { return slots * std::max((blocks + waiting) * slot, least) + blocks * ends; };
   const int64_t in_wave = device.processors * resident, whole = tiles / in_wave, rest = tiles % in_wave;
   double cycles = static_cast<double>(whole) * wave(static_cast<double>(resident));
   if (rest > 0) cycles += wave(static_cast<double>(ceil_div(rest, device.processors)));
@@ -131,7 +143,8 @@ double estimated_cycles(const GemmProblem& p, const GemmTile& tile, const ir::De
 
 std::vector<GemmTile> candidates(const GemmProblem& p, const ir::DeviceSpec& device) {
   std::vector<std::pair<double, GemmTile>> ranked;
-  for (const Shape& shape : kShapes) {
+  const std::span<const Shape> shapes = p.is_fma() ? std::span<const Shape>(kFmaShapes) : kShapes;
+  for (const Shape& shape : shapes) {
     for (const int k : {32, 64}) {
       if (k > p.chunk()) continue;
       int64_t most_resident = 0;

@@ -29,6 +29,9 @@ int registers(const GemmProblem& problem, const GemmTile& tile);
 /// Of the ring.
 int64_t shared_bytes(const GemmProblem& problem, const GemmTile& tile);
 
+/// Blocks that a processor holds at a time.
+int64_t resident_blocks(const GemmProblem& problem, const GemmTile& tile, const ir::DeviceSpec& device);
+
 /// All that fit, the one with the least estimated time first; at least one. Depends on nothing that holds the batch.
 std::vector<GemmTile> candidates(const GemmProblem& problem, const ir::DeviceSpec& device);
 
