@@ -263,10 +263,10 @@ TEST(SamplersByOrder, ChurnKeepsTheDistribution) {
 }
 
 TEST(SamplersByOrder, EverySpacingOfAllTimestepsReachesTheTarget) {
-  const DiffusionConfig diffusion = ddpm(NoiseSchedule::linear, 50, Prediction::v);
+  const DiffusionConfig diffusion = ddpm(NoiseSchedule::linear, 100, Prediction::v);
   for (const Spacing spacing : {Spacing::karras, Spacing::linear, Spacing::trailing, Spacing::leading}) {
     for (const SamplerKind kind : {SamplerKind::ddim, SamplerKind::heun, SamplerKind::dpmpp2m}) {
-      SamplerConfig config = sampler(diffusion, kind, 50);
+      SamplerConfig config = sampler(diffusion, kind, 100);
       config.spacing = spacing;
       const Drawn drawn = distribution(config, diffusion, kTarget), exact = flow(config, diffusion);
       EXPECT_NEAR(drawn.mean, exact.mean, 0.01) << to_string(kind) << ", " << to_string(spacing);

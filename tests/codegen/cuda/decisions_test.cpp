@@ -19,7 +19,7 @@ using ir::DType;
 using ir::Graph;
 using ir::Value;
 
-const ir::DeviceSpec& h100() { return *ir::find_device_spec("h100"); }
+const ir::DeviceSpec& portable() { return *ir::find_device_spec("a100"); }
 
 /// Two equal convolutions, one whose result is added to, and attention with its gradient.
 Graph example(int64_t batch) {
@@ -41,7 +41,7 @@ Graph example(int64_t batch) {
 }
 
 CudaPlan lower(const Graph& graph, const TuningTable* decisions = nullptr) {
-  return lower_cuda(graph, passes::plan_memory(graph), h100(), decisions);
+  return lower_cuda(graph, passes::plan_memory(graph), portable(), decisions);
 }
 
 std::vector<std::string> names(const CudaPlan& plan) {
@@ -51,7 +51,7 @@ std::vector<std::string> names(const CudaPlan& plan) {
 }
 
 TEST(TuningSites, AreEachProblemOnce) {
-  const auto sites = tuning_sites(lower(example(4)), h100());
+  const auto sites = tuning_sites(lower(example(4)), portable());
   ASSERT_EQ(sites.size(), 5u);  // conv_fprop (twice), conv_wgrad, attention, its gradient's two kernels.
   EXPECT_EQ(sites[0].uses + sites[1].uses + sites[2].uses, 4);
   std::set<std::string> problems;
@@ -65,7 +65,7 @@ TEST(TuningSites, AreEachProblemOnce) {
 }
 
 TEST(TuningSites, HaveTheSameTextAndTilesAtEveryBatch) {
-  const auto few = tuning_sites(lower(example(4)), h100()), many = tuning_sites(lower(example(64)), h100());
+  const auto few = tuning_sites(lower(example(4)), portable()), many = tuning_sites(lower(example(64)), portable());
   ASSERT_EQ(few.size(), many.size());
   for (size_t i = 0; i < few.size(); ++i) {
     EXPECT_EQ(few[i].choice().problem, many[i].choice().problem);
@@ -90,7 +90,7 @@ std::string problem_of(const Variant& v) {
   body.set_output("1", b.mul(y, 3));
   const Argument at{Argument::Kind::arena, 0};
   KernelSpec spec{body, {at, at}, {v.alignment, 256}, {at, v.is_wanted ? at : Argument::number(0)}, {256, 256}, "one",
-                  0,    h100(),   {v.tf32, v.tf32}};
+                  0,    portable(),   {v.tf32, v.tf32}};
   return find_emitter(spec).choices(spec).at(0).problem;
 }
 
@@ -110,7 +110,7 @@ TEST(TuningSites, TellKernelsApart) {
 
 TEST(TuningSites, MakeTheKernelsOfThePlan) {
   const CudaPlan plan = lower(example(4));
-  for (const TuningSite& site : tuning_sites(plan, h100())) {
+  for (const TuningSite& site : tuning_sites(plan, portable())) {
     const std::vector<size_t> candidates = {0, 2};
     const CudaPlan own = site.plan(candidates);
     const std::vector<std::string> whole = names(plan);
@@ -135,7 +135,7 @@ TEST(TuningSites, MakeTheKernelsOfThePlan) {
 TEST(Decisions, ChangeTheKernelsThatTheyAreAboutAndNoOthers) {
   const Graph graph = example(4);
   const CudaPlan plain = lower(graph);
-  const auto sites = tuning_sites(plain, h100());
+  const auto sites = tuning_sites(plain, portable());
   for (const TuningSite& site : sites) {
     TuningTable table;
     table.set(site.choice().problem, 4, {site.choice().tiles[1], 1, 1});
@@ -151,7 +151,7 @@ TEST(Decisions, ChangeTheKernelsThatTheyAreAboutAndNoOthers) {
 
 TEST(Decisions, OfAnotherBatchCountWhereThereAreNone) {
   const Graph graph = example(4);
-  const auto sites = tuning_sites(lower(graph), h100());
+  const auto sites = tuning_sites(lower(graph), portable());
   TuningTable table;
   for (const TuningSite& site : sites) table.set(site.choice().problem, 32, {site.choice().tiles[1], 1, 1});
   EXPECT_NE(names(lower(graph)), names(lower(graph, &table)));
@@ -165,7 +165,7 @@ TEST(Decisions, ThatSayNothingChangeNothing) {
   TuningTable table;
   EXPECT_EQ(names(lower(graph, &table)), names(plain));
   table.set("another problem", 4, {"a tile", 1, 1});
-  table.set(tuning_sites(plain, h100())[0].choice().problem, 4, {"a tile that there is no more", 1, 1});
+  table.set(tuning_sites(plain, portable())[0].choice().problem, 4, {"a tile that there is no more", 1, 1});
   const CudaPlan same = lower(graph, &table);
   EXPECT_EQ(names(same), names(plain));
   EXPECT_TRUE(same.decided.empty());
@@ -174,7 +174,7 @@ TEST(Decisions, ThatSayNothingChangeNothing) {
 
 TEST(Decisions, ThatTheCompilerRefusesAreLeftOut) {
   const Graph graph = example(4);
-  const auto sites = tuning_sites(lower(graph), h100());
+  const auto sites = tuning_sites(lower(graph), portable());
   TuningTable table;
   for (const TuningSite& site : sites) table.set(site.choice().problem, 4, {site.choice().tiles[1], 1, 1});
   CudaPlan plan = lower(graph, &table);
@@ -191,7 +191,7 @@ TEST(Decisions, ThatTheCompilerRefusesAreLeftOut) {
     return results;
   };
   const auto results =
-      compile_decided(plan, h100(), table, compile, [&](const std::string& line) { lines.push_back(line); });
+      compile_decided(plan, portable(), table, compile, [&](const std::string& line) { lines.push_back(line); });
   EXPECT_TRUE(std::ranges::none_of(results, [](const CompileResult& r) { return r.error.has_value(); }));
   ASSERT_EQ(lines.size(), 1u);
   EXPECT_NE(lines[0].find("it spills"), std::string::npos);
@@ -208,7 +208,7 @@ TEST(Decisions, DoNotHideAKernelThatNeverCompiles) {
     results[0].error = Error("no");
     return results;
   };
-  EXPECT_TRUE(compile_decided(plan, h100(), table, compile, [](const std::string&) { FAIL(); })[0].error);
+  EXPECT_TRUE(compile_decided(plan, portable(), table, compile, [](const std::string&) { FAIL(); })[0].error);
 }
 
 }  // namespace

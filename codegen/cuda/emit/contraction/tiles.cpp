@@ -27,8 +27,8 @@ constexpr Shape kShapes[] = {
 
 // Of fused multiply-adds: a thread holds 8 x 8 results, or 16 x 8; where there are few, 8 x 4 or 4 x 4.
 constexpr Shape kFmaShapes[] = {
-    {128, 128, 4, 2}, {128, 128, 2, 2}, {128, 64, 4, 1}, {64, 128, 2, 2}, {64, 64, 2, 1}, {64, 64, 2, 2},
-    {128, 32, 4, 1},  {64, 32, 2, 1},   {32, 64, 1, 1},  {32, 64, 1, 2},  {32, 32, 2, 1},
+    {128, 128, 4, 2}, {128, 128, 2, 2}, {128, 64, 4, 1}, {64, 128, 2, 2}, {64, 64, 2, 1},
+    {64, 64, 2, 2},   {128, 32, 4, 1},  {64, 32, 2, 1},  {32, 64, 1, 2},  {32, 32, 2, 1},
 };
 
 constexpr int kMostCopies = 16;  // Of one operand, a thread, to one slot.
@@ -80,7 +80,8 @@ int registers(const GemmProblem& p, const GemmTile& tile) {
   const int others = p.is_fma() ? warp_m + 16 : 30 + 2 * (warp_m / 4 + warp_n / 4);
   int count = warp_m * warp_n / 32 + others;
   const int gathered = copies(p.a, tile.m, tile.k, tile.threads());
-  if (p.a.k_major) count += gathered * (p.r * p.s == 1 && p.stride == 1 ? 1 : 3) * (p.is_wide ? 2 : 1);
+  const int of_row = p.r * p.s > 1 || p.stride > 1 ? 3 : p.is_fma() ? 2 : 1;
+  if (p.a.k_major) count += gathered * of_row * (p.is_wide ? 2 : 1);
   if (p.b.k_major) count += copies(p.b, tile.n, tile.k, tile.threads()) * (p.is_wide ? 2 : 1);
   return count;
 }
