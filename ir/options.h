@@ -18,8 +18,8 @@ enum class Tuning : uint8_t {
 };
 
 struct Options {
-  bool debug = false;                ///< DIFUSE_DEBUG=0|1: print each pass with its time.
-  std::string dump;                  ///< DIFUSE_DUMP=DIR: write every pass's before and after IR, and the CUDA sources, there.
+  bool debug = false;  ///< DIFUSE_DEBUG=0|1: print each pass with its time.
+  std::string dump;    ///< DIFUSE_DUMP=DIR: write every pass's before and after IR, and the CUDA sources, there.
   std::vector<std::string> disable;  ///< DIFUSE_DISABLE=pass,pass: passes to skip.
   std::optional<int64_t> fuel;       ///< DIFUSE_FUEL=N: rewrites allowed in all; for bisecting.
   Tuning tune = Tuning::cached;      ///< DIFUSE_TUNE=off|cached|on|SECONDS.

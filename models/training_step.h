@@ -31,8 +31,8 @@ struct TrainingConfig {
 /// averages as they were and still counts in "step". Throws Error (wrong usage) when a configuration does not pass its
 /// check.
 ///
-/// The loss is the weighted mean squared error of the network's answer to its task (objective.h). A model with a learned
-/// variance adds the t-th term of the variational bound, in bits per element, which teaches the variance alone
+/// The loss is the weighted mean squared error of the network's answer to its task (objective.h). A model with a
+/// learned variance adds the t-th term of the variational bound, in bits per element, which teaches the variance alone
 /// (learned_variance.h). Its weight is 1 whatever the number of timesteps: that is guided-diffusion's loss for
 /// ImageNet-64 (rescale_learned_sigmas off), and with its 1000 timesteps the paper's L_simple + 0.001 L_vlb.
 /// rescale_learned_sigmas makes it the paper's with any number.

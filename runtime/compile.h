@@ -29,8 +29,8 @@ struct CompileSettings {
 };
 
 /// All but the executor: says what a graph will take without allocating it. With options.dump the IR around every pass
-/// is written there, and for a GPU the kernels' sources (kernel_dump.h), all below the graph's name. Throws Error as the
-/// passes, the plan and the lowering do, and where the dump cannot be written.
+/// is written there, and for a GPU the kernels' sources (kernel_dump.h), all below the graph's name. Throws Error as
+/// the passes, the plan and the lowering do, and where the dump cannot be written.
 codegen::CpuPlan plan_cpu(ir::Graph graph, const ir::Options& options, int threads,
                           const CompileSettings& settings = {});
 /// The same for a GPU, which need not be there.

@@ -60,15 +60,10 @@ TEST(Options, FindsTheToolkitAndTheUsersCacheByTheirCommonNames) {
 }
 
 TEST(Options, AMalformedValuePrintsItsGrammar) {
-  const std::map<std::string, std::string> bad = {{"DIFUSE_DEBUG", "yes"},
-                                                  {"DIFUSE_FUEL", "-1"},
-                                                  {"DIFUSE_TUNE", "1s"},
-                                                  {"DIFUSE_TUNE", "0"},
-                                                  {"DIFUSE_TUNE", "inf"},
-                                                  {"DIFUSE_TUNE", "-1"},
-                                                  {"DIFUSE_FUEL", "12x"},
-                                                  {"DIFUSE_DISABLE", "a,,b"},
-                                                  {"DIFUSE_DUMP", ""}};
+  const std::map<std::string, std::string> bad = {
+      {"DIFUSE_DEBUG", "yes"}, {"DIFUSE_FUEL", "-1"},      {"DIFUSE_TUNE", "1s"},
+      {"DIFUSE_TUNE", "0"},    {"DIFUSE_TUNE", "inf"},     {"DIFUSE_TUNE", "-1"},
+      {"DIFUSE_FUEL", "12x"},  {"DIFUSE_DISABLE", "a,,b"}, {"DIFUSE_DUMP", ""}};
   for (const auto& [name, value] : bad) {
     try {
       parse({{name, value}});

@@ -89,8 +89,8 @@ std::string problem_of(const Variant& v) {
   body.set_output("0", v.doubles ? b.add(y, y) : y);
   body.set_output("1", b.mul(y, 3));
   const Argument at{Argument::Kind::arena, 0};
-  KernelSpec spec{body, {at, at}, {v.alignment, 256}, {at, v.is_wanted ? at : Argument::number(0)}, {256, 256}, "one",
-                  0,    portable(),   {v.tf32, v.tf32}};
+  KernelSpec spec{body, {at, at},   {v.alignment, 256}, {at, v.is_wanted ? at : Argument::number(0)}, {256, 256}, "one",
+                  0,    portable(), {v.tf32, v.tf32}};
   return find_emitter(spec).choices(spec).at(0).problem;
 }
 
