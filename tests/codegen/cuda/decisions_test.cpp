@@ -181,7 +181,7 @@ TEST(Decisions, ThatTheCompilerRefusesAreLeftOut) {
   const std::vector<std::string> decided = names(plan), plain = names(lower(graph));
   const int refused_call = static_cast<int>(
       std::ranges::find_if(plan.calls, [](const KernelCall& c) { return c.choice == 0; }) - plan.calls.begin());
-  const std::string refused = decided[static_cast<size_t>(refused_call)];
+  const std::string& refused = decided[static_cast<size_t>(refused_call)];
   std::vector<std::string> lines;
   const auto compile = [&](std::span<const CudaSource> sources) {
     std::vector<CompileResult> results(sources.size());
