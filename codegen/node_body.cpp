@@ -114,4 +114,6 @@ std::string node_name(const Graph& graph, int id) {
   return name + sizes(*largest);
 }
 
+int input_number(const ir::Node& input) { return std::stoi(input.as<ir::LeafAttrs>().name); }
+
 }  // namespace difuse::codegen

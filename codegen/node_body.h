@@ -23,4 +23,7 @@ ir::Graph part_of(const ir::Graph& graph, const std::vector<ir::Value>& values);
 /// "reduction_sub_mul_reduce_sum_28x28x32", "mul".
 std::string node_name(const ir::Graph& graph, int id);
 
+/// Which operand an input of such a body stands for.
+int input_number(const ir::Node& input);
+
 }  // namespace difuse::codegen

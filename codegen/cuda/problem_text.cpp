@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "codegen/jit/sha256.h"
+#include "codegen/node_body.h"
 #include "ir/op.h"
 
 namespace difuse::codegen::cuda {
@@ -19,7 +20,7 @@ std::string problem_text(const KernelSpec& spec, const std::string& rest) {
     const ir::Node& node = body.node(id);
     text += fmt::format("{} {}", id, ir::to_string(node.op));
     if (node.op == ir::Op::input) {
-      const auto input = static_cast<size_t>(std::stoi(node.as<ir::LeafAttrs>().name));
+      const auto input = static_cast<size_t>(input_number(node));
       text += fmt::format(" {} {}", input, std::min(kWidestCopy, spec.alignment[input]));
     }
     for (const ir::Value v : node.operands) text += fmt::format(" {}.{}", v.node, v.result);

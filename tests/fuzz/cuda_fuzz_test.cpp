@@ -7,7 +7,6 @@
 #include <cmath>
 
 #include "ir/text.h"
-#include "runtime/check.h"
 #include "runtime/compile.h"
 #include "tests/fuzz/generator.h"
 #include "tests/support/backend/cpu_run.h"
@@ -96,10 +95,8 @@ TEST(GpuFuzz, NodesAgreeInLowerPrecisions) {
       const auto executor = testing::execute(gpu, planned[i]);
       for (const auto& [name, t] : all[i].inputs) executor->write_input(name, testing::encode(t));
       for (const auto& [name, t] : all[i].states) executor->write_state(name, testing::encode(t));
-      for (const runtime::NodeCheck& check : runtime::check_step(*executor)) {
-        EXPECT_TRUE(check.passed()) << check.name << ": " << check.error << " of " << check.tolerance << " ("
-                                    << check.rule << ") " << passes::to_string(precision) << ", " << all[i].text();
-      }
+      SCOPED_TRACE(std::string(passes::to_string(precision)) + ", " + all[i].text());
+      testing::expect_nodes_agree(*executor);
     }
   }
 }

@@ -7,7 +7,6 @@
 #include "models/presets.h"
 #include "models/sampler.h"
 #include "models/unet.h"
-#include "runtime/check.h"
 #include "runtime/compile.h"
 #include "tests/models/model_checks.h"
 #include "tests/models/step_case.h"
@@ -122,10 +121,7 @@ TEST(GpuStep, EveryNodeAgreesInEveryPrecision) {
       SCOPED_TRACE(std::string(model) + " in " + std::string(passes::to_string(precision)));
       const auto executor = runtime::compile(step.graph, {}, gpu, in(precision));
       write_leaves(*executor, step);
-      for (const runtime::NodeCheck& check : runtime::check_step(*executor)) {
-        EXPECT_TRUE(check.passed()) << "%" << check.node << " " << check.name << ": " << check.error << " of "
-                                    << check.tolerance << " (" << check.rule << ")";
-      }
+      testing::expect_nodes_agree(*executor);
     }
   }
 }

@@ -7,7 +7,6 @@
 
 #include "models/presets.h"
 #include "passes/pipeline.h"
-#include "runtime/check.h"
 #include "runtime/compile.h"
 #include "tests/models/golden_file.h"
 #include "tests/models/step_case.h"
@@ -36,10 +35,7 @@ TEST_P(PrecisionStep, EveryNodeAgreesWithItsReference) {
     const auto executor = runtime::compile(step.graph, {}, 2, {.fuse = fuse, .precision = GetParam().precision});
     for (const auto& [name, t] : step.inputs) executor->write_input(name, testing::encode(t));
     for (const auto& [name, t] : step.states) executor->write_state(name, testing::encode(t));
-    for (const runtime::NodeCheck& check : runtime::check_step(*executor)) {
-      EXPECT_TRUE(check.passed()) << check.name << ": " << check.error << " > " << check.tolerance << ", "
-                                  << check.rule;
-    }
+    testing::expect_nodes_agree(*executor);
   }
 }
 

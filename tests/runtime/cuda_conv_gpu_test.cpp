@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include "ir/builder.h"
-#include "runtime/check.h"
 #include "runtime/compile.h"
 #include "tests/support/backend/cpu_run.h"
 #include "tests/support/backend/gpu.h"
@@ -12,7 +11,6 @@
 namespace difuse {
 namespace {
 
-using codegen::cuda::CudaPlan;
 using ir::Builder;
 using ir::DType;
 using ir::Graph;
@@ -46,25 +44,8 @@ TEST(GpuConv, ShapesThatFillNoTileMatchTheReference) {
       {1, 1, 1, 8, 8, 1, 0},       {1, 3, 3, 8, 8, 3, 1},
   };
   std::vector<Graph> graphs;
-  std::vector<CudaPlan> plans;
-  runtime::CompileSettings settings;
-  settings.precision = passes::Precision::bf16;
-  for (const Shapes& shapes : kShapes) {
-    graphs.push_back(block(shapes));
-    plans.push_back(runtime::plan_cuda(graphs.back(), {}, gpu.spec(), settings));
-  }
-  testing::compile_together(gpu, plans);
-  for (size_t i = 0; i < plans.size(); ++i) {
-    SCOPED_TRACE(graphs[i].name());
-    const auto executor = testing::execute(gpu, plans[i]);
-    for (const auto& [name, tensor] : testing::random_leaves(graphs[i], ir::Op::input, 1)) {
-      executor->write_input(name, testing::encode(tensor));
-    }
-    for (const runtime::NodeCheck& check : runtime::check_step(*executor)) {
-      EXPECT_TRUE(check.passed()) << check.name << ": " << check.error << " of " << check.tolerance << " ("
-                                  << check.rule << ")";
-    }
-  }
+  for (const Shapes& shapes : kShapes) graphs.push_back(block(shapes));
+  testing::expect_nodes_agree(gpu, graphs, passes::Precision::bf16);
 }
 
 TEST(GpuConv, AnImageHasTheSameBitsInEveryBatchAndEveryRun) {

@@ -3,7 +3,6 @@
 
 #include "ir/op.h"
 #include "passes/memory_plan.h"
-#include "runtime/check.h"
 #include "runtime/compile.h"
 #include "tests/support/backend/cpu_run.h"
 #include "tests/support/backend/gpu.h"
@@ -47,10 +46,7 @@ void expect_nodes_agree(runtime::Executor& executor, const testing::OpRow& row) 
   for (const auto& [name, tensor] : testing::random_inputs(row, 1)) {
     executor.write_input(name, testing::encode(tensor));
   }
-  for (const runtime::NodeCheck& check : runtime::check_step(executor)) {
-    EXPECT_TRUE(check.passed()) << check.name << ": " << check.error << " of " << check.tolerance << " (" << check.rule
-                                << ")";
-  }
+  testing::expect_nodes_agree(executor);
 }
 
 TEST(GpuOps, ContractionsAgreeInTf32AndBf16) {

@@ -2,19 +2,13 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <memory>
-
 #include "ir/builder.h"
-#include "runtime/check.h"
 #include "runtime/compile.h"
-#include "tests/support/backend/cpu_run.h"
 #include "tests/support/backend/gpu.h"
-#include "tests/support/op_rows.h"
 
 namespace difuse {
 namespace {
 
-using codegen::cuda::CudaPlan;
 using ir::Builder;
 using ir::DType;
 using ir::Graph;
@@ -36,14 +30,6 @@ Graph gradient(const Shapes& s) {
   return graph;
 }
 
-std::unique_ptr<runtime::CudaExecutor> ready(const runtime::Target& gpu, const Graph& graph, const CudaPlan& plan) {
-  auto executor = testing::execute(gpu, plan);
-  for (const auto& [name, tensor] : testing::random_leaves(graph, ir::Op::input, 1)) {
-    executor->write_input(name, testing::encode(tensor));
-  }
-  return executor;
-}
-
 TEST(GpuWgrad, ShapesThatFillNoTileMatchTheReference) {
   DIFUSE_NEED_GPU(gpu);
   constexpr Shapes kShapes[] = {
@@ -54,21 +40,8 @@ TEST(GpuWgrad, ShapesThatFillNoTileMatchTheReference) {
       {32, 8, 8, 256, 768, 1, 0},  {1, 1, 1, 64, 64, 1, 0},   {1, 3, 3, 64, 64, 3, 1},
   };
   std::vector<Graph> graphs;
-  std::vector<CudaPlan> plans;
-  runtime::CompileSettings settings;
-  settings.precision = passes::Precision::bf16;
-  for (const Shapes& shapes : kShapes) {
-    graphs.push_back(gradient(shapes));
-    plans.push_back(runtime::plan_cuda(graphs.back(), {}, gpu.spec(), settings));
-  }
-  testing::compile_together(gpu, plans);
-  for (size_t i = 0; i < plans.size(); ++i) {
-    SCOPED_TRACE(graphs[i].name());
-    for (const runtime::NodeCheck& check : runtime::check_step(*ready(gpu, graphs[i], plans[i]))) {
-      EXPECT_TRUE(check.passed()) << check.name << ": " << check.error << " of " << check.tolerance << " ("
-                                  << check.rule << ")";
-    }
-  }
+  for (const Shapes& shapes : kShapes) graphs.push_back(gradient(shapes));
+  testing::expect_nodes_agree(gpu, graphs, passes::Precision::bf16);
 }
 
 TEST(GpuWgrad, EveryRunGivesTheSameBits) {
@@ -76,7 +49,8 @@ TEST(GpuWgrad, EveryRunGivesTheSameBits) {
   runtime::CompileSettings settings;
   settings.precision = passes::Precision::bf16;
   const Graph graph = gradient({32, 16, 16, 192, 128, 3, 1});
-  const auto executor = ready(gpu, graph, runtime::plan_cuda(graph, {}, gpu.spec(), settings));
+  const auto executor = testing::execute(gpu, runtime::plan_cuda(graph, {}, gpu.spec(), settings));
+  testing::write_random_inputs(*executor, graph);
   std::vector<float> first(128 * 9 * 192), next(first.size());
   executor->run();
   executor->read_output("dw", std::as_writable_bytes(std::span(first)));

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "codegen/cpu/kernels/register_ops.h"
+#include "codegen/node_body.h"
 #include "ir/error.h"
 #include "ir/op.h"
 #include "ir/reference.h"
@@ -98,7 +99,7 @@ class BodyMaker {
     const ir::Type& type = node.types[0];
     switch (node.op) {
       case Op::input: {
-        const BodyOperand& o = operands_[static_cast<size_t>(std::stoi(node.as<ir::LeafAttrs>().name))];
+        const BodyOperand& o = operands_[static_cast<size_t>(input_number(node))];
         out = {{new_value({type, -1, o.place, o.constant, {}}), 0, type}};
         return;
       }

@@ -6,6 +6,7 @@
 #include "codegen/cuda/source/device_source.h"
 #include "codegen/cuda/source/extents.h"
 #include "codegen/cuda/source/parameters.h"
+#include "codegen/node_body.h"
 #include "ir/op.h"
 #include "ir/strips.h"
 
@@ -46,7 +47,7 @@ void emit_group_finish(const KernelSpec& spec, Emission& emission) {
     for (size_t i = which; i < node.operands.size(); i += 2) {
       const int64_t size = body.type(node.operands[i]).shape[2];
       const std::string& pointer =
-          parameters.operands()[static_cast<size_t>(std::stoi(body.node(node.operands[i]).as<ir::LeafAttrs>().name))];
+          parameters.operands()[static_cast<size_t>(input_number(body.node(node.operands[i])))];
       if (i + 2 < node.operands.size()) text += fmt::format("if (channel < {}) ", first + size);
       text += fmt::format("return {}[(n * {} + strip) * {} + channel - {}];\n", pointer, strips, size, first);
       first += size;

@@ -7,6 +7,7 @@
 #include "codegen/cuda/source/body_code.h"
 #include "codegen/cuda/source/device_source.h"
 #include "codegen/cuda/source/parameters.h"
+#include "codegen/node_body.h"
 #include "ir/builder.h"
 
 namespace difuse::codegen::cuda {
@@ -68,7 +69,7 @@ void emit_pack(const KernelSpec& spec, Emission& emission) {
   const int64_t whole = spec.result_alignment[0];  // A vector that lies inside another may begin anywhere.
   for (size_t i = 0; i < attrs.offsets.size(); ++i) {
     const ir::Node& part = spec.body.node(node.operands[i]);
-    const auto input = static_cast<size_t>(std::stoi(part.as<ir::LeafAttrs>().name));
+    const auto input = static_cast<size_t>(input_number(part));
     Argument to = spec.results[0];
     const int64_t offset = attrs.offsets[i] * size;
     to.value += offset;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "codegen/node_body.h"
 #include "ir/error.h"
 #include "ir/op.h"
 #include "ir/reference.h"
@@ -143,7 +144,7 @@ const BodyCode::Written& BodyCode::write(ir::Value v, const Index& index) {
   const ir::Node& node = body_.node(v);
   Written made;
   if (node.op == Op::input) {
-    made = load(std::stoi(node.as<ir::LeafAttrs>().name), node.types[0], index);
+    made = load(input_number(node), node.types[0], index);
   } else if (node.op == Op::constant) {
     made = {literal(node.as<ir::ConstantAttrs>().value, node.types[0].dtype), Lanes::none};
   } else {
@@ -363,7 +364,7 @@ BodyCode::Written BodyCode::gather(const ir::Node& node, const Index& index) {
 BodyCode::Written BodyCode::scatter_add(const ir::Node& node, const Index& index) {
   const ir::Node &rows = body_.node(node.operands[1]), &indices = body_.node(node.operands[0]);
   if (rows.op != Op::input || indices.op != Op::input) throw Error("scatter_add reads tensors in memory only");
-  const int at_rows = std::stoi(rows.as<ir::LeafAttrs>().name), at_index = std::stoi(indices.as<ir::LeafAttrs>().name);
+  const int at_rows = input_number(rows), at_index = input_number(indices);
   outers_.insert(at_index);
   Index in_row = index;
   in_row.has_linear = false;

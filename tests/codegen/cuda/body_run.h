@@ -20,6 +20,8 @@
 
 namespace difuse::codegen::cuda {
 
+inline const ir::DeviceSpec& h100() { return *ir::find_device_spec("h100"); }
+
 constexpr auto kUntouched = std::byte{0xff};  // NaNs
 constexpr int64_t kGuard = 256;               ///< Bytes after every tensor, which nobody may write.
 

@@ -3,12 +3,14 @@
 
 #include <gtest/gtest.h>
 
+#include <initializer_list>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "codegen/cuda/kernel_spec.h"
 #include "codegen/cuda/source/parameters.h"
+#include "codegen/jit/nvrtc.h"
 
 namespace difuse::codegen::cuda {
 
@@ -30,6 +32,15 @@ inline CudaSource source_of(const KernelDraft& draft, const std::string& archite
   const std::string name = "kernel_under_test", source = filled(draft.source, {{"kernel", name}});
   EXPECT_EQ(source.find('$'), std::string::npos);
   return {name, source, architecture, draft.options};
+}
+
+/// Spills are errors of the compiler, which throws them.
+inline void expect_compiles(const NvrtcLibrary& nvrtc, const KernelDraft& draft,
+                            std::initializer_list<const char*> architectures) {
+  for (const char* architecture : architectures) {
+    const CompiledKernel kernel = nvrtc.compile(source_of(draft, architecture));
+    EXPECT_EQ(kernel.log.find("warning"), std::string::npos) << kernel.log;
+  }
 }
 
 }  // namespace difuse::codegen::cuda

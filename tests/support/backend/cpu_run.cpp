@@ -5,6 +5,7 @@
 #include "codegen/cpu/lower_cpu.h"
 #include "codegen/cpu/plain.h"
 #include "passes/memory_plan.h"
+#include "runtime/check.h"
 #include "runtime/cpu_executor.h"
 #include "runtime/tensor_bytes.h"
 
@@ -68,6 +69,13 @@ void expect_near_reference(const ir::Graph& graph, const CpuRun& got, const ir::
   };
   for (const auto& [name, t] : want.outputs) compare(name, t, got.outputs.at(name));
   for (const auto& [name, t] : want.states) compare(name, t, got.states.at(name));
+}
+
+void expect_nodes_agree(runtime::Executor& executor) {
+  for (const runtime::NodeCheck& check : runtime::check_step(executor)) {
+    EXPECT_TRUE(check.passed()) << "%" << check.node << " " << check.name << ": " << check.error << " of "
+                                << check.tolerance << " (" << check.rule << ")";
+  }
 }
 
 void expect_same(const CpuRun& a, const CpuRun& b, const std::string& what) {

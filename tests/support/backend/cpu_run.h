@@ -39,6 +39,8 @@ CpuRun run_cpu(const ir::Graph& graph, const ir::TensorMap& inputs, const ir::Te
 /// Expects every output and state within `tolerance` of the reference.
 void expect_near_reference(const ir::Graph& graph, const CpuRun& got, const ir::TensorMap& inputs,
                            const ir::TensorMap& states, double tolerance);
+/// Expects that every node passes check_step(). Inputs and states have been written.
+void expect_nodes_agree(runtime::Executor& executor);
 /// Expects the same bits.
 void expect_same(const CpuRun& a, const CpuRun& b, const std::string& what);
 

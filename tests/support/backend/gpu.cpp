@@ -1,11 +1,15 @@
 #include "tests/support/backend/gpu.h"
 
+#include <gtest/gtest.h>
+
 #include <optional>
 
 #include "codegen/cuda/lower_cuda.h"
 #include "codegen/jit/nvrtc.h"
 #include "passes/memory_plan.h"
 #include "runtime/compile.h"
+#include "tests/support/backend/cpu_run.h"
+#include "tests/support/op_rows.h"
 
 namespace difuse::testing {
 namespace {
@@ -50,6 +54,26 @@ std::unique_ptr<runtime::CudaExecutor> execute(const runtime::Target& gpu, codeg
                                                const runtime::CudaExecutorOptions& options) {
   const auto kernels = runtime::compile_kernels(plan, {}, *gpu.cache, gpu.cuda->driver().newest_toolkit());
   return std::make_unique<runtime::CudaExecutor>(gpu.cuda, std::move(plan), kernels, options);
+}
+
+void expect_nodes_agree(const runtime::Target& gpu, std::span<const ir::Graph> graphs, passes::Precision precision) {
+  runtime::CompileSettings settings;
+  settings.precision = precision;
+  std::vector<codegen::cuda::CudaPlan> plans;
+  for (const ir::Graph& graph : graphs) plans.push_back(runtime::plan_cuda(graph, {}, gpu.spec(), settings));
+  compile_together(gpu, plans);
+  for (size_t i = 0; i < plans.size(); ++i) {
+    SCOPED_TRACE(graphs[i].name());
+    const auto executor = execute(gpu, plans[i]);
+    write_random_inputs(*executor, graphs[i]);
+    expect_nodes_agree(*executor);
+  }
+}
+
+void write_random_inputs(runtime::Executor& executor, const ir::Graph& graph) {
+  for (const auto& [name, tensor] : random_leaves(graph, ir::Op::input, 1)) {
+    executor.write_input(name, encode(tensor));
+  }
 }
 
 }  // namespace difuse::testing

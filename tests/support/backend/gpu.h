@@ -8,6 +8,7 @@
 
 #include "codegen/cuda/cuda_plan.h"
 #include "ir/graph.h"
+#include "passes/precision.h"
 #include "runtime/cuda/executor.h"
 #include "runtime/target.h"
 
@@ -26,6 +27,12 @@ void compile_together(const runtime::Target& gpu, std::span<const codegen::cuda:
 
 std::unique_ptr<runtime::CudaExecutor> execute(const runtime::Target& gpu, codegen::cuda::CudaPlan plan,
                                                const runtime::CudaExecutorOptions& options = {});
+
+/// The same ones every time.
+void write_random_inputs(runtime::Executor& executor, const ir::Graph& graph);
+
+/// Compiles the graphs through every pass and compares each node, on random inputs, with the reference.
+void expect_nodes_agree(const runtime::Target& gpu, std::span<const ir::Graph> graphs, passes::Precision precision);
 
 }  // namespace difuse::testing
 

@@ -7,6 +7,7 @@
 
 #include "codegen/cuda/source/body_code.h"
 #include "codegen/cuda/source/extents.h"
+#include "codegen/node_body.h"
 #include "ir/error.h"
 #include "ir/op.h"
 
@@ -114,7 +115,7 @@ AttentionProblem attention_problem(const KernelSpec& spec) {
   const ir::Node& node = body.node(hero);
   AttentionProblem p;
   p.value = {hero, 0};
-  for (const ir::Value v : node.operands) p.inputs.push_back(std::stoi(body.node(v).as<ir::LeafAttrs>().name));
+  for (const ir::Value v : node.operands) p.inputs.push_back(input_number(body.node(v)));
   const ir::Type& qkv = body.type(node.operands[0]);
   p.images = qkv.shape[0], p.length = qkv.shape[1];
   p.heads = node.as<ir::AttentionAttrs>().heads;

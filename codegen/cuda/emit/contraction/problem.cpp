@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "codegen/cuda/source/extents.h"
+#include "codegen/node_body.h"
 #include "ir/op.h"
 
 namespace difuse::codegen::cuda {
@@ -32,7 +33,7 @@ GemmProblem::Operand operand_of(const ir::Graph& body, ir::Value contraction, si
   GemmProblem::Operand operand;
   operand.rounded = node->op == Op::round_tf32;
   if (operand.rounded) node = &body.node(node->operands[0]);
-  operand.input = std::stoi(node->as<ir::LeafAttrs>().name);
+  operand.input = input_number(*node);
   return operand;
 }
 

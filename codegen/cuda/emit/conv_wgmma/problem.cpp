@@ -1,11 +1,12 @@
 #include "codegen/cuda/emit/conv_wgmma/problem.h"
 
 #include <algorithm>
-#include <limits>
 #include <vector>
 
 #include "codegen/cuda/emit/contraction/problem.h"
 #include "codegen/cuda/emit/epilogue.h"
+#include "codegen/cuda/emit/halo.h"
+#include "codegen/node_body.h"
 #include "ir/op.h"
 
 namespace difuse::codegen::cuda {
@@ -14,19 +15,6 @@ using ir::DType;
 using ir::Op;
 
 namespace {
-
-constexpr int64_t kRowUnit = 8;          // Elements of 16 bytes.
-constexpr int64_t kLeastAlignment = 16;  // Of a tensor that the copy engine moves.
-
-int input_number(const ir::Graph& body, ir::Value v) { return std::stoi(body.node(v).as<ir::LeafAttrs>().name); }
-
-bool has_shape(const HaloConv& c) {
-  const bool filter = (c.taps == 1 && c.pad == 0) || (c.taps == 3 && c.pad <= 2);
-  const bool counts = c.inputs % kRowUnit == 0 && c.outputs % kRowUnit == 0;
-  // Coordinates are ints.
-  const int64_t pixels = c.batch * c.image_h * c.image_w;
-  return filter && counts && pixels < std::numeric_limits<int32_t>::max() / 2;
-}
 
 /// Finds the residual. False where an operand is too large to be read element by element.
 bool fits_operands(const KernelSpec& spec, HaloConv& c) {
@@ -37,7 +25,7 @@ bool fits_operands(const KernelSpec& spec, HaloConv& c) {
     if (!v.valid() || input == c.image || input == c.filter) continue;
     const ir::Type& type = spec.body.type(v);
     if (type.elements() <= c.batch * c.outputs) continue;
-    if (c.residual >= 0 || type != result || spec.alignment[i] < kLeastAlignment) return false;
+    if (c.residual >= 0 || type != result || spec.alignment[i] < kEngineAlignment) return false;
     c.residual = input;
   }
   return true;
@@ -87,12 +75,13 @@ std::optional<HaloConv> halo_conv(const KernelSpec& spec) {
   const ir::Type& result = body.type(body.outputs()[0].value);
   if (image.dtype != DType::bf16 || result != ir::Type{DType::bf16, node.types[0].shape}) return {};
   if (attrs.stride != 1 || filter.shape[1] != filter.shape[2]) return {};
-  c.image = input_number(body, node.operands[0]), c.filter = input_number(body, node.operands[1]);
+  c.image = input_number(body.node(node.operands[0])), c.filter = input_number(body.node(node.operands[1]));
   c.batch = image.shape[0], c.image_h = image.shape[1], c.image_w = image.shape[2], c.inputs = image.shape[3];
   c.height = result.shape[1], c.width = result.shape[2], c.outputs = result.shape[3];
   c.taps = filter.shape[1], c.pad = attrs.pad;
-  const auto aligned = [&](int input) { return spec.alignment[static_cast<size_t>(input)] >= kLeastAlignment; };
-  if (!has_shape(c) || !aligned(c.image) || !aligned(c.filter) || spec.result_alignment[0] < kLeastAlignment) return {};
+  const auto aligned = [&](int input) { return spec.alignment[static_cast<size_t>(input)] >= kEngineAlignment; };
+  if (!takes_halo(c.taps, c.pad, c.inputs, c.outputs, c.batch * c.image_h * c.image_w)) return {};
+  if (!aligned(c.image) || !aligned(c.filter) || spec.result_alignment[0] < kEngineAlignment) return {};
   if (!has_operands_alone(body, c.value)) return {};
   if (c.is_line() && !depends_on_channels_alone(body, c.value)) return {};
   if (!fits_operands(spec, c) || (c.residual >= 0 && !is_read_in_place(body, c.residual))) return {};

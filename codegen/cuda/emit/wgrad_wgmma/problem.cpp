@@ -1,12 +1,13 @@
 #include "codegen/cuda/emit/wgrad_wgmma/problem.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "codegen/cuda/emit/contraction/problem.h"
 #include "codegen/cuda/emit/contraction/sum.h"
 #include "codegen/cuda/emit/epilogue.h"
+#include "codegen/cuda/emit/halo.h"
 #include "codegen/cuda/source/extents.h"
+#include "codegen/node_body.h"
 #include "ir/op.h"
 
 namespace difuse::codegen::cuda {
@@ -16,25 +17,13 @@ using ir::Op;
 
 namespace {
 
-constexpr int64_t kRowUnit = 8;          // Elements of 16 bytes.
-constexpr int64_t kLeastAlignment = 16;  // Of a tensor that the copy engine moves.
-constexpr int64_t kTileRows = 16;        // Of 8 pixels: 128 pixels amortise the barriers, and five tiles fit.
+constexpr int64_t kTileRows = 16;  // Of 8 pixels: 128 pixels amortise the barriers, and five tiles fit.
 constexpr int64_t kLineRows = 8;
-constexpr int64_t kMostChunks =
-    3;  // 64 x 192 sums are 96 registers of a thread, and three consumers have room for them.
+// 64 x 192 sums are 96 registers of a thread, and three consumers have room for them.
+constexpr int64_t kMostChunks = 3;
 constexpr int64_t kMostSlots = 8;
 // Of a group's products: with less work, writing its partial sums and adding them costs more than the processor saves.
 constexpr int64_t kLeastCycles = 4608;
-
-int input_number(const ir::Graph& body, ir::Value v) { return std::stoi(body.node(v).as<ir::LeafAttrs>().name); }
-
-bool has_shape(const HaloWgrad& w) {
-  const bool filter = (w.taps == 1 && w.pad == 0) || (w.taps == 3 && w.pad <= 2);
-  const bool counts = w.inputs % kRowUnit == 0 && w.outputs % kRowUnit == 0;
-  // Coordinates are ints.
-  const int64_t pixels = w.batch * std::max(w.image_h * w.image_w, w.height * w.width);
-  return filter && counts && pixels < std::numeric_limits<int32_t>::max() / 2;
-}
 
 /// The fewest of equal parts.
 int64_t chunks_of(int64_t channels) {
@@ -95,12 +84,14 @@ std::optional<HaloWgrad> halo_wgrad(const KernelSpec& spec) {
   const ir::Type &image = body.type(node.operands[0]), &gradient = body.type(node.operands[1]);
   if (image.dtype != DType::bf16 || gradient.dtype != DType::bf16) return {};
   if (attrs.stride != 1 || attrs.r != attrs.s || !is_epilogue(body, w.value)) return {};
-  w.image = input_number(body, node.operands[0]), w.gradient = input_number(body, node.operands[1]);
+  w.image = input_number(body.node(node.operands[0])), w.gradient = input_number(body.node(node.operands[1]));
   w.batch = image.shape[0], w.image_h = image.shape[1], w.image_w = image.shape[2], w.inputs = image.shape[3];
   w.height = gradient.shape[1], w.width = gradient.shape[2], w.outputs = gradient.shape[3];
   w.taps = attrs.r, w.pad = attrs.pad;
-  const auto aligned = [&](int input) { return spec.alignment[static_cast<size_t>(input)] >= kLeastAlignment; };
-  if (!has_shape(w) || !aligned(w.image) || !aligned(w.gradient) || sum_lanes(spec, w.value) != 4) return {};
+  const auto aligned = [&](int input) { return spec.alignment[static_cast<size_t>(input)] >= kEngineAlignment; };
+  const int64_t pixels = w.batch * std::max(w.image_h * w.image_w, w.height * w.width);
+  if (!takes_halo(w.taps, w.pad, w.inputs, w.outputs, pixels)) return {};
+  if (!aligned(w.image) || !aligned(w.gradient) || sum_lanes(spec, w.value) != 4) return {};
   cut(w);
   return w;
 }
