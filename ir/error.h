@@ -30,4 +30,9 @@ class Error : public std::runtime_error {
   ExitCode exit_code_;
 };
 
+/// Throws the Error of a wrong call or environment.
+[[noreturn]] inline void wrong_usage(const std::string& message, std::string remedy) {
+  throw Error(message, std::move(remedy), ExitCode::wrong_usage);
+}
+
 }  // namespace difuse

@@ -13,10 +13,6 @@ namespace {
 using ir::DType;
 using ir::Value;
 
-[[noreturn]] void refuse(const std::string& message, std::string remedy) {
-  throw Error(message, std::move(remedy), ExitCode::wrong_usage);
-}
-
 /// 1 - beta^t = -expm1(t log(beta)): keeps its digits where beta^t is close to 1.
 Value bias_correction(ir::Builder& build, double beta, Value t) {
   if (beta == 0) return build.constant(1.0);
@@ -51,32 +47,32 @@ std::optional<LearningRateSchedule> parse_learning_rate_schedule(std::string_vie
 
 void check(const OptimizerConfig& c) {
   if (!(c.learning_rate >= 0 && std::isfinite(c.learning_rate))) {
-    refuse(fmt::format("the learning rate is {}", c.learning_rate), "choose a value such as 1e-4");
+    wrong_usage(fmt::format("the learning rate is {}", c.learning_rate), "choose a value such as 1e-4");
   }
   // The graph computes in f32.
   const auto rate = static_cast<float>(c.learning_rate);
   if (!std::isfinite(rate) || (rate == 0 && c.learning_rate > 0)) {
-    refuse(fmt::format("the learning rate (--lr) is {}, which is {} in f32", c.learning_rate,
-                       rate == 0 ? "0" : "infinite"),
-           "choose a value such as 1e-4");
+    wrong_usage(fmt::format("the learning rate (--lr) is {}, which is {} in f32", c.learning_rate,
+                            rate == 0 ? "0" : "infinite"),
+                "choose a value such as 1e-4");
   }
   for (double beta : {c.beta1, c.beta2}) {
-    if (!(beta >= 0 && beta < 1)) refuse(fmt::format("an Adam beta is {}", beta), "choose 0 to below 1");
+    if (!(beta >= 0 && beta < 1)) wrong_usage(fmt::format("an Adam beta is {}", beta), "choose 0 to below 1");
   }
   if (!(c.eps > 0 && std::isfinite(c.eps)))
-    refuse(fmt::format("Adam's eps is {}", c.eps), "choose a value such as 1e-8");
+    wrong_usage(fmt::format("Adam's eps is {}", c.eps), "choose a value such as 1e-8");
   if (!(c.weight_decay >= 0 && std::isfinite(c.weight_decay))) {
-    refuse(fmt::format("the weight decay is {}", c.weight_decay), "choose 0 or a value such as 0.01");
+    wrong_usage(fmt::format("the weight decay is {}", c.weight_decay), "choose 0 or a value such as 0.01");
   }
   if (!(c.clip_norm >= 0 && std::isfinite(c.clip_norm))) {
-    refuse(fmt::format("the clipping norm is {}", c.clip_norm), "choose a value such as 1, or 0 for no clipping");
+    wrong_usage(fmt::format("the clipping norm is {}", c.clip_norm), "choose a value such as 1, or 0 for no clipping");
   }
-  if (c.warmup < 0) refuse(fmt::format("{} steps of warm-up", c.warmup), "choose 0 or more");
+  if (c.warmup < 0) wrong_usage(fmt::format("{} steps of warm-up", c.warmup), "choose 0 or more");
   if (c.schedule == LearningRateSchedule::cosine && c.total_steps < 1) {
-    refuse("a cosine learning rate without a number of steps", "say how many steps the run has");
+    wrong_usage("a cosine learning rate without a number of steps", "say how many steps the run has");
   }
   for (double decay : c.ema_decays) {
-    if (!(decay >= 0 && decay < 1)) refuse(fmt::format("an EMA decay is {}", decay), "choose 0 to below 1");
+    if (!(decay >= 0 && decay < 1)) wrong_usage(fmt::format("an EMA decay is {}", decay), "choose 0 to below 1");
   }
 }
 

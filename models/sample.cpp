@@ -24,10 +24,6 @@ namespace difuse::models {
 
 namespace {
 
-[[noreturn]] void wrong(const std::string& message, std::string remedy) {
-  throw Error(message, std::move(remedy), ExitCode::wrong_usage);
-}
-
 int grid_padding(int64_t count) { return count > 1 ? 2 : 0; }
 
 /// A slip such as `--out photo.jpg` or `--out notes.txt` must not cost a file.
@@ -36,7 +32,7 @@ void require_png_target(const std::filesystem::path& out) {
   const std::filesystem::file_status status = std::filesystem::status(out, error);
   if (std::filesystem::is_directory(status)) return;  // Said by the check of whether it can be written.
   if (out.extension() != ".png" && out.extension() != ".PNG") {
-    wrong(fmt::format("--out '{}' is not the name of a PNG", out.string()), "give a name that ends in .png");
+    wrong_usage(fmt::format("--out '{}' is not the name of a PNG", out.string()), "give a name that ends in .png");
   }
   if (!std::filesystem::exists(status)) return;
   constexpr std::string_view kSignature = "\x89PNG\r\n\x1a\n";
@@ -45,8 +41,8 @@ void require_png_target(const std::filesystem::path& out) {
     std::ifstream(out, std::ios::binary).read(begin.data(), static_cast<std::streamsize>(begin.size()));
   }
   if (begin != kSignature) {
-    wrong(fmt::format("--out '{}' exists and is not a PNG, so it is not replaced", out.string()),
-          "choose another name, or move that file away");
+    wrong_usage(fmt::format("--out '{}' exists and is not a PNG, so it is not replaced", out.string()),
+                "choose another name, or move that file away");
   }
 }
 
@@ -57,9 +53,9 @@ void require_grid_size(int64_t count, const UNetConfig& unet, int64_t columns) {
   const int64_t width = padding + std::min(columns, count) * (unet.image_width + padding);
   const int64_t height = padding + rows * (unet.image_height + padding);
   if (width <= kMostPixels && height <= kMostPixels) return;
-  wrong(fmt::format("the grid of {} images in {} columns is {} x {} pixels, and a PNG has at most {} on a side", count,
-                    columns, width, height, kMostPixels),
-        "give a smaller --n, or other --columns");
+  wrong_usage(fmt::format("the grid of {} images in {} columns is {} x {} pixels, and a PNG has at most {} on a side",
+                          count, columns, width, height, kMostPixels),
+              "give a smaller --n, or other --columns");
 }
 
 /// The number of a class: a name, as the checkpoint has it, or digits where no class has such a name.
@@ -82,7 +78,7 @@ int32_t find_class(const std::string& text, const TrainedModel& checkpoint) {
   } else if (!names.empty()) {
     remedy += fmt::format(", or a name: {}", choose_from(text, names));
   }
-  wrong(fmt::format("--class '{}' is no class of '{}'", text, checkpoint.path().string()), remedy);
+  wrong_usage(fmt::format("--class '{}' is no class of '{}'", text, checkpoint.path().string()), remedy);
 }
 
 std::string class_line(const std::vector<int32_t>& classes, const std::vector<std::string>& names) {
@@ -108,9 +104,9 @@ SamplerConfig settle_sampler(const SamplerChoice& choice, const TrainedModel& ch
   SamplerConfig config = default_sampler(diffusion, choice.kind);
   config.steps = choice.steps.value_or(config.steps);
   if (config.steps > diffusion.timesteps) {
-    wrong(fmt::format("--steps {} is more than the {} timesteps of '{}'", config.steps, diffusion.timesteps,
-                      checkpoint.path().string()),
-          fmt::format("give 1 to {}", diffusion.timesteps));
+    wrong_usage(fmt::format("--steps {} is more than the {} timesteps of '{}'", config.steps, diffusion.timesteps,
+                            checkpoint.path().string()),
+                fmt::format("give 1 to {}", diffusion.timesteps));
   }
   config.spacing = choice.spacing.value_or(config.spacing);
   config.clipping = choice.clipping.value_or(config.clipping);
@@ -120,7 +116,8 @@ SamplerConfig settle_sampler(const SamplerChoice& choice, const TrainedModel& ch
   const auto take = [](const char* flag, const std::optional<double>& given, double& field, bool read,
                        const std::string& with, const char* remedy) {
     if (!given) return;
-    if (!read) wrong(fmt::format("{} has no meaning with {}", flag, with), fmt::format("leave it out, or {}", remedy));
+    if (!read)
+      wrong_usage(fmt::format("{} has no meaning with {}", flag, with), fmt::format("leave it out, or {}", remedy));
     field = *given;
   };
   const bool churns = config.kind == SamplerKind::euler || config.kind == SamplerKind::heun;
@@ -141,9 +138,9 @@ SamplerConfig settle_sampler(const SamplerChoice& choice, const TrainedModel& ch
        fmt::format("--clip {}", to_string(config.clipping)), "use --clip dynamic");
   config.guidance = choice.guidance.value_or(config.guidance);
   if (config.guidance != 1 && diffusion.label_dropout == 0) {
-    wrong(fmt::format("--guidance {}, but '{}' has not learned to draw without labels", config.guidance,
-                      checkpoint.path().string()),
-          "leave it out, or give a checkpoint that was trained with --label-dropout");
+    wrong_usage(fmt::format("--guidance {}, but '{}' has not learned to draw without labels", config.guidance,
+                            checkpoint.path().string()),
+                "leave it out, or give a checkpoint that was trained with --label-dropout");
   }
   check(config, diffusion);
   return config;
@@ -153,8 +150,8 @@ std::vector<float> read_weights(const TrainedModel& checkpoint, const std::strin
                                 const ParameterLayout& layout) {
   const std::vector<std::string> names = checkpoint.weight_names();
   if (std::ranges::find(names, weights) == names.end()) {
-    wrong(fmt::format("--weights '{}' is not in '{}'", weights, checkpoint.path().string()),
-          fmt::format("choose from {}", fmt::join(names, ", ")));
+    wrong_usage(fmt::format("--weights '{}' is not in '{}'", weights, checkpoint.path().string()),
+                fmt::format("choose from {}", fmt::join(names, ", ")));
   }
   std::vector<std::string> report;
   std::vector<float> parameters = checkpoint.parameters(weights, layout, &report);
@@ -166,8 +163,8 @@ std::vector<int32_t> settle_classes(const std::optional<std::string>& given, con
   const UNetConfig& unet = checkpoint.config().unet;
   if (!given) return every_class(unet, checkpoint.config().diffusion);
   if (unet.num_classes == 0) {
-    wrong(fmt::format("--class {}, but the model of '{}' has no classes", *given, checkpoint.path().string()),
-          "leave --class out, or give a checkpoint that was trained with classes");
+    wrong_usage(fmt::format("--class {}, but the model of '{}' has no classes", *given, checkpoint.path().string()),
+                "leave --class out, or give a checkpoint that was trained with classes");
   }
   const std::vector<std::string>& names = checkpoint.config().run.class_names;
   if (std::ranges::find(names, *given) != names.end()) return {find_class(*given, checkpoint)};  // It may have commas.

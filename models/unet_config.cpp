@@ -20,13 +20,9 @@ constexpr int64_t kMaxLevels = 16, kMaxSize = 1 << 16, kMaxChannels = 1 << 16, k
 
 const std::vector<int64_t> kSameAsEncoder = {0};
 
-[[noreturn]] void refuse(const std::string& message, std::string remedy) {
-  throw Error(message, std::move(remedy), ExitCode::wrong_usage);
-}
-
 void check_range(std::string_view name, int64_t value, int64_t least, int64_t most) {
   if (value >= least && value <= most) return;
-  refuse(fmt::format("{} is {}", name, value), fmt::format("choose {} to {}", least, most));
+  wrong_usage(fmt::format("{} is {}", name, value), fmt::format("choose {} to {}", least, most));
 }
 
 void check_levels(const UNetConfig& c) {
@@ -34,11 +30,11 @@ void check_levels(const UNetConfig& c) {
   for (int64_t level = 0; level < c.levels(); ++level) {
     const double mult = c.channel_mult[static_cast<size_t>(level)];
     if (!(mult > 0 && mult <= 1024)) {
-      refuse(fmt::format("channel_mult has the entry {}", mult), "choose multipliers above 0 and up to 1024");
+      wrong_usage(fmt::format("channel_mult has the entry {}", mult), "choose multipliers above 0 and up to 1024");
     }
     if (c.width(level) < 1) {
-      refuse(fmt::format("level {} has {} x {} = 0 channels", level, c.model_channels, mult),
-             "raise model_channels or the multiplier");
+      wrong_usage(fmt::format("level {} has {} x {} = 0 channels", level, c.model_channels, mult),
+                  "raise model_channels or the multiplier");
     }
   }
 }
@@ -50,8 +46,8 @@ void check_size(const UNetConfig& c) {
     int64_t levels = 1;
     while (c.image_height % (int64_t{1} << levels) == 0 && c.image_width % (int64_t{1} << levels) == 0) ++levels;
     const int64_t above = (size / divisor + 1) * divisor;
-    refuse(fmt::format("the image {} {} is not divisible by {}", name, size, divisor),
-           fmt::format("{} levels need {}, or use {} level{}", c.levels(), above, levels, levels == 1 ? "" : "s"));
+    wrong_usage(fmt::format("the image {} {} is not divisible by {}", name, size, divisor),
+                fmt::format("{} levels need {}, or use {} level{}", c.levels(), above, levels, levels == 1 ? "" : "s"));
   }
 }
 
@@ -71,10 +67,10 @@ void check_groups(const UNetConfig& c) {
     return true;
   };
   while (wider.model_channels < 2 * kMaxChannels && !fits()) ++wider.model_channels;
-  refuse(fmt::format("level {} has {} x {} = {} channels, which {} groups do not divide", bad, c.model_channels,
-                     c.channel_mult[static_cast<size_t>(bad)], c.width(bad), c.groups),
-         fits() ? fmt::format("use {} groups, or {} model channels", groups, wider.model_channels)
-                : fmt::format("use {} groups", groups));
+  wrong_usage(fmt::format("level {} has {} x {} = {} channels, which {} groups do not divide", bad, c.model_channels,
+                          c.channel_mult[static_cast<size_t>(bad)], c.width(bad), c.groups),
+              fits() ? fmt::format("use {} groups, or {} model channels", groups, wider.model_channels)
+                     : fmt::format("use {} groups", groups));
 }
 
 void check_rates(const UNetConfig& c, std::string_view name, const std::vector<int64_t>& attention) {
@@ -86,8 +82,8 @@ void check_rates(const UNetConfig& c, std::string_view name, const std::vector<i
       found |= rates.back() == rate;
     }
     if (!found) {
-      refuse(fmt::format("{} has {}, where no level is", name, rate),
-             fmt::format("{} levels are at {}", c.levels(), fmt::join(rates, ", ")));
+      wrong_usage(fmt::format("{} has {}, where no level is", name, rate),
+                  fmt::format("{} levels are at {}", c.levels(), fmt::join(rates, ", ")));
     }
   }
 }
@@ -107,11 +103,11 @@ void check_attention(const UNetConfig& c) {
     int64_t choice = std::min(divisor, channels);
     while (channels % choice != 0) --choice;
     if (by_width) {
-      refuse(fmt::format("attention on {} channels cannot have heads of {} channels", channels, divisor),
-             fmt::format("set num_head_channels to {}", choice));
+      wrong_usage(fmt::format("attention on {} channels cannot have heads of {} channels", channels, divisor),
+                  fmt::format("set num_head_channels to {}", choice));
     }
-    refuse(fmt::format("attention on {} channels cannot have {} heads", channels, divisor),
-           fmt::format("set num_heads to {}", choice));
+    wrong_usage(fmt::format("attention on {} channels cannot have {} heads", channels, divisor),
+                fmt::format("set num_heads to {}", choice));
   }
 }
 
@@ -120,8 +116,8 @@ void check_resampling(const UNetConfig& c) {
   for (const auto& [name, list] : {std::pair{"encoder_resampling", &c.encoder_resampling},
                                    std::pair{"decoder_resampling", &c.decoder_resampling}}) {
     if (list->empty() || list->size() == entries) continue;
-    refuse(fmt::format("{} has {} entries for {} levels", name, list->size(), c.levels()),
-           fmt::format("give {}, one for each border between levels, or none", entries));
+    wrong_usage(fmt::format("{} has {} entries for {} levels", name, list->size(), c.levels()),
+                fmt::format("give {}, one for each border between levels, or none", entries));
   }
 }
 
@@ -129,7 +125,7 @@ void check_resampling(const UNetConfig& c) {
 void check_strided(const UNetConfig& c) {
   const UNetConfig defaults;
   auto require = [](bool fits, const char* name) {
-    if (!fits) refuse(fmt::format("the strided family has no {}", name), fmt::format("leave {} out", name));
+    if (!fits) wrong_usage(fmt::format("the strided family has no {}", name), fmt::format("leave {} out", name));
   };
   require(c.attention_resolutions.empty(), "attention_resolutions");
   require(c.decoder_attention_resolutions == defaults.decoder_attention_resolutions, "decoder_attention_resolutions");
@@ -189,16 +185,17 @@ void check(const UNetConfig& c) {
   check_range("num_head_channels", c.num_head_channels, 0, kMaxChannels);
   check_range("num_classes", c.num_classes, 0, kMaxClasses);
   if (!(c.dropout >= 0 && c.dropout < 1)) {
-    refuse(fmt::format("dropout is {}", c.dropout), "choose a probability from 0 to below 1");
+    wrong_usage(fmt::format("dropout is {}", c.dropout), "choose a probability from 0 to below 1");
   }
   if (!(c.norm_eps > 0 && c.norm_eps < 1)) {
-    refuse(fmt::format("norm_eps is {}", c.norm_eps), "choose a value above 0 and below 1, such as 1e-5");
+    wrong_usage(fmt::format("norm_eps is {}", c.norm_eps), "choose a value above 0 and below 1, such as 1e-5");
   }
   if (!(c.max_period > 1 && std::isfinite(c.max_period))) {
-    refuse(fmt::format("max_period is {}", c.max_period), "choose a value above 1, such as 10000");
+    wrong_usage(fmt::format("max_period is {}", c.max_period), "choose a value above 1, such as 10000");
   }
   if (!(c.freq_shift >= 0 && c.freq_shift < static_cast<double>(c.model_channels / 2))) {
-    refuse(fmt::format("freq_shift is {}, of {} frequencies", c.freq_shift, c.model_channels / 2), "choose 0 or 1");
+    wrong_usage(fmt::format("freq_shift is {}, of {} frequencies", c.freq_shift, c.model_channels / 2),
+                "choose 0 or 1");
   }
   check_levels(c);
   if (c.family == UNetFamily::strided) {

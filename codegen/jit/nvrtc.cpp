@@ -15,11 +15,6 @@
 #include "ir/error.h"
 
 namespace difuse::codegen {
-namespace {
-
-// nvrtc.h's declarations, as far as they are used; the same in every version since 11.
-using Program = struct ProgramTag*;
-enum class Result : int { success = 0, invalid_option = 5, compilation = 6 };
 
 #define DIFUSE_NVRTC_FUNCTIONS(X)                                                           \
   X(nvrtcGetErrorString, const char*(Result))                                               \
@@ -35,9 +30,10 @@ enum class Result : int { success = 0, invalid_option = 5, compilation = 6 };
   X(nvrtcGetProgramLogSize, Result(Program, size_t*))                                       \
   X(nvrtcGetProgramLog, Result(Program, char*))
 
-}  // namespace
-
+/// nvrtc.h's declarations, as far as they are used; the same in every version since 11.
 struct NvrtcFunctions {
+  using Program = struct ProgramTag*;
+  enum class Result : int { success = 0, invalid_option = 5, compilation = 6 };
 #define DIFUSE_NVRTC_POINTER(function, signature) std::add_pointer_t<signature> function = nullptr;
   DIFUSE_NVRTC_FUNCTIONS(DIFUSE_NVRTC_POINTER)
 #undef DIFUSE_NVRTC_POINTER
@@ -45,6 +41,9 @@ struct NvrtcFunctions {
 };
 
 namespace {
+
+using Program = NvrtcFunctions::Program;
+using Result = NvrtcFunctions::Result;
 
 constexpr int kNewestKnownMajor = 13;
 
@@ -214,8 +213,8 @@ CompiledKernel NvrtcLibrary::compile(const CudaSource& source) const {
   }
 
   const NvrtcFunctions& nvrtc = *functions_;
-  const auto destroy = [&](ProgramTag* program) { nvrtc.nvrtcDestroyProgram(&program); };
-  std::unique_ptr<ProgramTag, decltype(destroy)> program(nullptr, destroy);
+  const auto destroy = [&](Program program) { nvrtc.nvrtcDestroyProgram(&program); };
+  std::unique_ptr<std::remove_pointer_t<Program>, decltype(destroy)> program(nullptr, destroy);
   const auto require = [&](Result result, std::string_view what) {
     if (result == Result::success) return;
     throw Error(fmt::format("NVRTC {}: {} of kernel {} failed: {}", version().text(), what, source.name,

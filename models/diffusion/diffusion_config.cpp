@@ -8,41 +8,37 @@
 namespace difuse::models {
 namespace {
 
-[[noreturn]] void refuse(const std::string& message, std::string remedy) {
-  throw Error(message, std::move(remedy), ExitCode::wrong_usage);
-}
-
 void check_timesteps(const DiffusionConfig& config) {
   // 20 / timesteps is the linear schedule's last beta, which must stay below 1.
   const bool linear = config.process == Process::ddpm && config.schedule == NoiseSchedule::linear;
   const int64_t least = linear ? 21 : 1, most = 100000;
   if (config.timesteps >= least && config.timesteps <= most) return;
-  refuse(config.process == Process::edm
-             ? fmt::format("{} timesteps", config.timesteps)
-             : fmt::format("{} timesteps with the {} noise schedule", config.timesteps, to_string(config.schedule)),
-         fmt::format("choose {} to {} timesteps", least, most));
+  wrong_usage(config.process == Process::edm ? fmt::format("{} timesteps", config.timesteps)
+                                             : fmt::format("{} timesteps with the {} noise schedule", config.timesteps,
+                                                           to_string(config.schedule)),
+              fmt::format("choose {} to {} timesteps", least, most));
 }
 
 void check_edm(const DiffusionConfig& config) {
   const DiffusionConfig fixed;
   const auto fits = [](const char* field, auto value, auto wanted) {
     if (value == wanted) return;
-    refuse(fmt::format("{} = {} has no meaning in the edm process, which has a prediction and a weight of its own",
-                       field, value),
-           fmt::format("leave {} out, or choose the ddpm process", field));
+    wrong_usage(fmt::format("{} = {} has no meaning in the edm process, which has a prediction and a weight of its own",
+                            field, value),
+                fmt::format("leave {} out, or choose the ddpm process", field));
   };
   fits("prediction", to_string(config.prediction), to_string(fixed.prediction));
   fits("rescale_timesteps", config.rescale_timesteps, fixed.rescale_timesteps);
   fits("rescale_learned_sigmas", config.rescale_learned_sigmas, fixed.rescale_learned_sigmas);
   fits("min_snr_gamma", config.min_snr_gamma, fixed.min_snr_gamma);
   if (!(config.sigma_data > 0 && config.sigma_data <= 1e3)) {
-    refuse(fmt::format("sigma_data is {}", config.sigma_data), "choose a number above 0, such as 0.5");
+    wrong_usage(fmt::format("sigma_data is {}", config.sigma_data), "choose a number above 0, such as 0.5");
   }
   // Beyond, the noise would leave what f32 holds.
   if (!(config.p_mean >= -10 && config.p_mean <= 10)) {
-    refuse(fmt::format("p_mean is {}", config.p_mean), "choose -10 to 10");
+    wrong_usage(fmt::format("p_mean is {}", config.p_mean), "choose -10 to 10");
   }
-  if (!(config.p_std > 0 && config.p_std <= 5)) refuse(fmt::format("p_std is {}", config.p_std), "choose up to 5");
+  if (!(config.p_std > 0 && config.p_std <= 5)) wrong_usage(fmt::format("p_std is {}", config.p_std), "choose up to 5");
 }
 
 }  // namespace
@@ -70,29 +66,31 @@ void check(const DiffusionConfig& config) {
   check_timesteps(config);
   if (config.process == Process::edm) check_edm(config);
   if (!(config.min_snr_gamma >= 0)) {
-    refuse(fmt::format("min_snr_gamma is {}", config.min_snr_gamma), "choose 0 for weight 1, or a bound such as 5");
+    wrong_usage(fmt::format("min_snr_gamma is {}", config.min_snr_gamma),
+                "choose 0 for weight 1, or a bound such as 5");
   }
   if (!(config.label_dropout >= 0 && config.label_dropout < 1)) {
-    refuse(fmt::format("label_dropout is {}", config.label_dropout), "choose 0 or more and less than 1, such as 0.1");
+    wrong_usage(fmt::format("label_dropout is {}", config.label_dropout),
+                "choose 0 or more and less than 1, such as 0.1");
   }
 }
 
 void check_model(const DiffusionConfig& config, int64_t num_classes, bool learn_sigma) {
   check(config);
   if (config.label_dropout > 0 && num_classes < 2) {
-    refuse(fmt::format("label_dropout = {} of a model with {} classes: it needs one for no label and one or more "
-                       "beside it",
-                       config.label_dropout, num_classes),
-           "give the model classes, one more than the data has, or leave label_dropout out");
+    wrong_usage(fmt::format("label_dropout = {} of a model with {} classes: it needs one for no label and one or more "
+                            "beside it",
+                            config.label_dropout, num_classes),
+                "give the model classes, one more than the data has, or leave label_dropout out");
   }
   if (!learn_sigma) return;
   if (config.process == Process::edm) {
-    refuse("a learned variance (learn_sigma) in the edm process, which has none",
-           "set learn_sigma to false, or choose the ddpm process");
+    wrong_usage("a learned variance (learn_sigma) in the edm process, which has none",
+                "set learn_sigma to false, or choose the ddpm process");
   }
   if (config.timesteps < 2) {
-    refuse("a learned variance with 1 timestep: its only step adds no noise",
-           "choose 2 or more timesteps, or set learn_sigma to false");
+    wrong_usage("a learned variance with 1 timestep: its only step adds no noise",
+                "choose 2 or more timesteps, or set learn_sigma to false");
   }
 }
 

@@ -12,10 +12,6 @@
 namespace difuse::models {
 namespace {
 
-[[noreturn]] void refuse(const std::string& message, std::string remedy) {
-  throw Error(message, std::move(remedy), ExitCode::wrong_usage);
-}
-
 bool is_stochastic_solver(SamplerKind kind) { return kind == SamplerKind::euler || kind == SamplerKind::heun; }
 
 /// Whether the spacing goes by sigma, which has a range to choose.
@@ -26,41 +22,42 @@ bool has_range(const SamplerConfig& config, const DiffusionConfig& diffusion) {
 void check_spacing(const SamplerConfig& config, const DiffusionConfig& diffusion) {
   const bool by_timestep = config.spacing == Spacing::trailing || config.spacing == Spacing::leading;
   if (by_timestep && diffusion.process == Process::edm) {
-    refuse(fmt::format("{} spacing is of timesteps, and an edm model has none", to_string(config.spacing)),
-           "choose karras or linear spacing");
+    wrong_usage(fmt::format("{} spacing is of timesteps, and an edm model has none", to_string(config.spacing)),
+                "choose karras or linear spacing");
   }
   if (config.spacing == Spacing::leading && config.steps == 1) {
-    refuse("leading spacing in 1 step would see timestep 0 alone, which has no noise to begin with",
-           "choose 2 or more steps, or another spacing");
+    wrong_usage("leading spacing in 1 step would see timestep 0 alone, which has no noise to begin with",
+                "choose 2 or more steps, or another spacing");
   }
-  if (!(config.rho > 0 && config.rho <= 100)) refuse(fmt::format("rho is {}", config.rho), "choose up to 100");
+  if (!(config.rho > 0 && config.rho <= 100)) wrong_usage(fmt::format("rho is {}", config.rho), "choose up to 100");
   if (config.sigma_min == 0 && config.sigma_max == 0) return;
   if (!has_range(config, diffusion)) {
-    refuse(fmt::format("sigma_min and sigma_max have no meaning with {} spacing", to_string(config.spacing)),
-           "leave them out, or choose karras spacing");
+    wrong_usage(fmt::format("sigma_min and sigma_max have no meaning with {} spacing", to_string(config.spacing)),
+                "leave them out, or choose karras spacing");
   }
   const NoiseLevels levels(diffusion);
   const double least = config.sigma_min == 0 ? levels.least() : config.sigma_min;
   const double most = config.sigma_max == 0 ? levels.most() : config.sigma_max;
   const bool known = diffusion.process == Process::edm || (least >= levels.least() && most <= levels.most());
   if (least > 0 && least < most && most <= 1e6 && known) return;
-  refuse(fmt::format("sigma from {} down to {}", most, least),
-         diffusion.process == Process::edm ? std::string("choose sigma_min above 0 and sigma_max above that")
-                                           : fmt::format("the model knows {} to {}", levels.least(), levels.most()));
+  wrong_usage(fmt::format("sigma from {} down to {}", most, least),
+              diffusion.process == Process::edm
+                  ? std::string("choose sigma_min above 0 and sigma_max above that")
+                  : fmt::format("the model knows {} to {}", levels.least(), levels.most()));
 }
 
 void check_noise(const SamplerConfig& config) {
-  if (!(config.eta >= 0 && config.eta <= 1)) refuse(fmt::format("eta is {}", config.eta), "choose 0 to 1");
+  if (!(config.eta >= 0 && config.eta <= 1)) wrong_usage(fmt::format("eta is {}", config.eta), "choose 0 to 1");
   if (config.eta > 0 && config.kind != SamplerKind::ddim) {
-    refuse(fmt::format("eta has no meaning with the {} sampler", to_string(config.kind)),
-           "leave it out, or use the ddim sampler");
+    wrong_usage(fmt::format("eta has no meaning with the {} sampler", to_string(config.kind)),
+                "leave it out, or use the ddim sampler");
   }
   if (!(config.churn >= 0 && config.churn_noise >= 0 && config.churn_min >= 0)) {
-    refuse("a negative churn, or range or noise of it", "choose 0 or more");
+    wrong_usage("a negative churn, or range or noise of it", "choose 0 or more");
   }
   if (config.churn > 0 && !is_stochastic_solver(config.kind)) {
-    refuse(fmt::format("churn has no meaning with the {} sampler", to_string(config.kind)),
-           "leave it out, or use the euler or heun sampler");
+    wrong_usage(fmt::format("churn has no meaning with the {} sampler", to_string(config.kind)),
+                "leave it out, or use the euler or heun sampler");
   }
 }
 
@@ -122,21 +119,21 @@ SamplerConfig default_sampler(const DiffusionConfig& diffusion, std::optional<Sa
 void check(const SamplerConfig& config, const DiffusionConfig& diffusion) {
   check(diffusion);
   if (config.steps < 1 || config.steps > diffusion.timesteps) {
-    refuse(fmt::format("{} sampling steps of a model with {} timesteps", config.steps, diffusion.timesteps),
-           fmt::format("choose 1 to {} steps", diffusion.timesteps));
+    wrong_usage(fmt::format("{} sampling steps of a model with {} timesteps", config.steps, diffusion.timesteps),
+                fmt::format("choose 1 to {} steps", diffusion.timesteps));
   }
-  if (config.batch < 1) refuse(fmt::format("a batch of {}", config.batch), "choose at least 1");
+  if (config.batch < 1) wrong_usage(fmt::format("a batch of {}", config.batch), "choose at least 1");
   check_noise(config);
   check_spacing(config, diffusion);
   if (!(config.percentile > 0 && config.percentile <= 1)) {
-    refuse(fmt::format("the percentile is {}", config.percentile), "choose above 0 and up to 1, such as 0.995");
+    wrong_usage(fmt::format("the percentile is {}", config.percentile), "choose above 0 and up to 1, such as 0.995");
   }
   if (!(config.guidance >= 0 && config.guidance <= 1e3)) {
-    refuse(fmt::format("the guidance is {}", config.guidance), "choose 0 to 1000; 1 is none");
+    wrong_usage(fmt::format("the guidance is {}", config.guidance), "choose 0 to 1000; 1 is none");
   }
   if (config.guidance != 1 && diffusion.label_dropout == 0) {
-    refuse("guidance of a model that was not trained to do without labels",
-           "leave guidance out, or train with label_dropout");
+    wrong_usage("guidance of a model that was not trained to do without labels",
+                "leave guidance out, or train with label_dropout");
   }
 }
 

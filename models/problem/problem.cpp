@@ -18,16 +18,12 @@
 namespace difuse::models {
 namespace {
 
-[[noreturn]] void wrong(const std::string& message, std::string remedy) {
-  throw Error(message, std::move(remedy), ExitCode::wrong_usage);
-}
-
 Problem read_graph(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   std::error_code ignored;
   if (!file || std::filesystem::is_directory(path, ignored)) {
-    wrong(fmt::format("--graph '{}' cannot be read", path),
-          "give a file with a graph in text form; DIFUSE_DUMP writes such files");
+    wrong_usage(fmt::format("--graph '{}' cannot be read", path),
+                "give a file with a graph in text form; DIFUSE_DUMP writes such files");
   }
   const std::string content{std::istreambuf_iterator<char>(file), {}};
   try {
@@ -37,8 +33,8 @@ Problem read_graph(const std::string& path) {
     const std::string text = error.what();
     constexpr size_t kLongest = 200;
     const size_t end = std::min(text.find('\n'), kLongest);
-    wrong(fmt::format("--graph '{}': {}{}", path, text.substr(0, end), end < text.size() ? " ..." : ""),
-          error.remedy());
+    wrong_usage(fmt::format("--graph '{}': {}{}", path, text.substr(0, end), end < text.size() ? " ..." : ""),
+                error.remedy());
   }
 }
 
@@ -70,17 +66,17 @@ Problem build_model(const ProblemChoice& choice) {
 Problem load_problem(const ProblemChoice& choice, const char* command) {
   if (!choice.graph.empty()) {
     if (choice.model || choice.mode || choice.batch) {
-      wrong("--graph says all about the step, so --model, --mode and --batch have no meaning with it",
-            "leave them out, or leave --graph out");
+      wrong_usage("--graph says all about the step, so --model, --mode and --batch have no meaning with it",
+                  "leave them out, or leave --graph out");
     }
     return read_graph(choice.graph);
   }
   if (!choice.model) {
     std::vector<std::string> names;
     for (const Preset& preset : presets()) names.push_back(preset.name);
-    wrong(fmt::format("difuse {} needs --model or --graph", command),
-          fmt::format("for example: difuse {} --model tiny --batch 2; the models are {}", command,
-                      fmt::join(names, ", ")));
+    wrong_usage(fmt::format("difuse {} needs --model or --graph", command),
+                fmt::format("for example: difuse {} --model tiny --batch 2; the models are {}", command,
+                            fmt::join(names, ", ")));
   }
   return build_model(choice);
 }

@@ -22,10 +22,6 @@ using nlohmann::json;
 
 namespace {
 
-[[noreturn]] void wrong(const std::string& message, std::string remedy) {
-  throw Error(message, std::move(remedy), ExitCode::wrong_usage);
-}
-
 std::string text_of(const json& value) {
   if (value.is_string()) return value.get<std::string>();
   if (value.is_boolean()) return value.get<bool>() ? "on" : "off";
@@ -70,9 +66,9 @@ class Settings {
       if (place.first != table) continue;
       auto& field = fields.at(setting.key);
       if (resumed != nullptr && json(field) != setting.value && !may_change(setting)) {
-        wrong(fmt::format("{} contradicts '{}', which was trained with {}", setting.source, resumed->path().string(),
-                          text_of(field)),
-              "leave it out to go on with that run, or start a new one without --resume");
+        wrong_usage(fmt::format("{} contradicts '{}', which was trained with {}", setting.source,
+                                resumed->path().string(), text_of(field)),
+                    "leave it out to go on with that run, or start a new one without --resume");
       }
       field = setting.value;
     }
@@ -135,7 +131,7 @@ RunConfig base_config(const std::optional<std::string>& model, const fs::path& p
   try {
     return preset_config(file.preset->value.get<std::string>());
   } catch (const Error& error) {
-    wrong(fmt::format("{}: {}", file.preset->source, error.what()), error.remedy());
+    wrong_usage(fmt::format("{}: {}", file.preset->source, error.what()), error.remedy());
   }
 }
 
@@ -147,9 +143,9 @@ RunConfig begin_from(const TrainedModel& initial) {
 
 void require_same_model(const std::string& source, const std::string& name, const Checkpoint& resumed) {
   if (name == resumed.config().run.model) return;
-  wrong(fmt::format("{} contradicts '{}', which was trained with {}", source, resumed.path().string(),
-                    resumed.config().run.model),
-        "leave it out to go on with that run, or start a new one without --resume");
+  wrong_usage(fmt::format("{} contradicts '{}', which was trained with {}", source, resumed.path().string(),
+                          resumed.config().run.model),
+              "leave it out to go on with that run, or start a new one without --resume");
 }
 
 /// A cosine schedule has to know where it ends.
@@ -157,15 +153,15 @@ void settle_schedule_end(OptimizerConfig& optimizer, const TrainOptions& options
   if (optimizer.schedule != LearningRateSchedule::cosine) return;
   if (optimizer.total_steps == 0) {
     if (!options.steps) {
-      wrong("a cosine learning rate falls to 0 at the last step, and nothing says which that is",
-            "give --steps, or total_steps in the [training] table of --config");
+      wrong_usage("a cosine learning rate falls to 0 at the last step, and nothing says which that is",
+                  "give --steps, or total_steps in the [training] table of --config");
     }
     optimizer.total_steps = *options.steps;
   }
   if (options.steps && *options.steps > optimizer.total_steps) {
-    wrong(fmt::format("--steps {}, but the cosine learning rate reaches 0 at step {}", *options.steps,
-                      optimizer.total_steps),
-          fmt::format("use --steps {} or less, or start a run with a longer schedule", optimizer.total_steps));
+    wrong_usage(fmt::format("--steps {}, but the cosine learning rate reaches 0 at step {}", *options.steps,
+                            optimizer.total_steps),
+                fmt::format("use --steps {} or less, or start a run with a longer schedule", optimizer.total_steps));
   }
 }
 
@@ -205,24 +201,24 @@ void check_size(const RunConfig& config, const runtime::ImageSet& images, const 
   const std::string found = size_text(images.height, images.width, images.channels);
   const std::string needed = size_text(config.unet);
   if (found == needed) return;
-  wrong(fmt::format("the model {} is for images of {} (height x width x channels), but --data '{}' has {}",
-                    config.run.model, needed, options.data.string(), found),
-        size_remedy(images, config.unet));
+  wrong_usage(fmt::format("the model {} is for images of {} (height x width x channels), but --data '{}' has {}",
+                          config.run.model, needed, options.data.string(), found),
+              size_remedy(images, config.unet));
 }
 
 void check_count(const RunConfig& config, const runtime::ImageSet& images, const TrainOptions& options,
                  const Checkpoint* resumed) {
   const std::string data = options.data.string();
   if (const int64_t batch = step_images(config.training); images.count < batch) {
-    wrong(fmt::format("--data '{}' has {} image{}, fewer than a batch of {}", data, images.count,
-                      images.count == 1 ? "" : "s", batch),
-          resumed == nullptr ? fmt::format("use --batch {} or less, or more images", images.count)
-                             : "give the data that the run began with");
+    wrong_usage(fmt::format("--data '{}' has {} image{}, fewer than a batch of {}", data, images.count,
+                            images.count == 1 ? "" : "s", batch),
+                resumed == nullptr ? fmt::format("use --batch {} or less, or more images", images.count)
+                                   : "give the data that the run began with");
   }
   if (resumed != nullptr && images.count != config.run.images) {
-    wrong(fmt::format("--data '{}' has {} images, but '{}' was trained on {}", data, images.count,
-                      resumed->path().string(), config.run.images),
-          "give the data that the run began with, or start a new run without --resume");
+    wrong_usage(fmt::format("--data '{}' has {} images, but '{}' was trained on {}", data, images.count,
+                            resumed->path().string(), config.run.images),
+                "give the data that the run began with, or start a new run without --resume");
   }
 }
 
@@ -247,9 +243,9 @@ uint64_t fingerprint(const runtime::ImageSet& images, bool with_labels) {
 void check_fingerprint(const RunConfig& config, uint64_t found, const TrainOptions& options,
                        const Checkpoint& resumed) {
   if (config.run.fingerprint == 0 || found == 0 || found == config.run.fingerprint) return;
-  wrong(fmt::format("--data '{}' has other images or labels than '{}' was trained on", options.data.string(),
-                    resumed.path().string()),
-        "give the data that the run began with, or start a new run without --resume");
+  wrong_usage(fmt::format("--data '{}' has other images or labels than '{}' was trained on", options.data.string(),
+                          resumed.path().string()),
+              "give the data that the run began with, or start a new run without --resume");
 }
 
 /// Names travel as JSON, which is UTF-8.
@@ -258,7 +254,7 @@ void check_names(const runtime::ImageSet& images) {
     try {
       static_cast<void>(json(name).dump());
     } catch (const json::type_error&) {
-      wrong(fmt::format("the name of the class folder '{}' is not UTF-8", name), "rename the folder");
+      wrong_usage(fmt::format("the name of the class folder '{}' is not UTF-8", name), "rename the folder");
     }
   }
 }
@@ -269,13 +265,13 @@ void check_classes(const RunConfig& config, const runtime::ImageSet& images, con
   try {
     runtime::check_labels(images, static_cast<int>(labelled_classes(config.diffusion, config.unet.num_classes)));
   } catch (const Error& error) {
-    wrong(fmt::format("--data '{}': {}", options.data.string(), error.what()), error.remedy());
+    wrong_usage(fmt::format("--data '{}': {}", options.data.string(), error.what()), error.remedy());
   }
   if (resumed == nullptr || images.class_names == config.run.class_names) return;
-  wrong(fmt::format("the classes of --data '{}' are {}, but '{}' was trained on {}", options.data.string(),
-                    fmt::join(images.class_names, ", "), resumed->path().string(),
-                    fmt::join(config.run.class_names, ", ")),
-        "give the data that the run began with, or start a new run without --resume");
+  wrong_usage(fmt::format("the classes of --data '{}' are {}, but '{}' was trained on {}", options.data.string(),
+                          fmt::join(images.class_names, ", "), resumed->path().string(),
+                          fmt::join(config.run.class_names, ", ")),
+              "give the data that the run began with, or start a new run without --resume");
 }
 
 /// A flag that the process does not read is a mistake; a file states every field.
@@ -284,8 +280,8 @@ void check_process_flags(Settings& settings, const DiffusionConfig& diffusion) {
   const auto refuse = [&](const char* key) {
     const Setting* setting = settings.find("diffusion", key);
     if (setting == nullptr || !setting->source.starts_with("--")) return;
-    wrong(fmt::format("{} has no meaning in the {} process", setting->source, to_string(diffusion.process)),
-          fmt::format("leave it out, or use --process {}", edm ? "ddpm" : "edm"));
+    wrong_usage(fmt::format("{} has no meaning in the {} process", setting->source, to_string(diffusion.process)),
+                fmt::format("leave it out, or use --process {}", edm ? "ddpm" : "edm"));
   };
   if (edm) {
     for (const char* key : {"schedule", "prediction", "rescale_timesteps", "rescale_learned_sigmas", "min_snr_gamma"})
@@ -324,7 +320,7 @@ RunConfig merge(const TrainOptions& options, const Checkpoint* resumed, const Tr
     check(config.diffusion);
   } catch (const Error& error) {
     if (!options.config) throw;
-    wrong(fmt::format("--config '{}': {}", path.string(), error.what()), error.remedy());
+    wrong_usage(fmt::format("--config '{}': {}", path.string(), error.what()), error.remedy());
   }
   return config;
 }
@@ -338,7 +334,8 @@ RunConfig settle_config(const TrainOptions& options, const Checkpoint* resumed, 
   settle_schedule_end(config.training.optimizer, options);
   check(config.training.optimizer);
   if (options.class_from_folder.value_or(false) && options.classes == 0) {
-    wrong("--class-from-folder gives labels, and --classes 0 says that the model takes none", "leave one of them out");
+    wrong_usage("--class-from-folder gives labels, and --classes 0 says that the model takes none",
+                "leave one of them out");
   }
   return config;
 }
@@ -352,15 +349,15 @@ RunConfig config_of_file(const fs::path& path) {
 void require_own_folder(const fs::path& out, const fs::path* resumed) {
   if (!holds_checkpoint(out)) return;
   if (resumed == nullptr) {
-    wrong(fmt::format("--out '{}' holds the checkpoint of an earlier run", out.string()),
-          "add --resume to go on with it, or choose another folder");
+    wrong_usage(fmt::format("--out '{}' holds the checkpoint of an earlier run", out.string()),
+                "add --resume to go on with it, or choose another folder");
   }
   std::error_code error;
   const fs::path inside = fs::weakly_canonical(*resumed, error).lexically_relative(fs::weakly_canonical(out, error));
   if (inside.empty() || *inside.begin() == "..") {
-    wrong(fmt::format("--out '{}' holds the checkpoint of another run than --resume '{}'", out.string(),
-                      resumed->string()),
-          "choose another folder for --out");
+    wrong_usage(fmt::format("--out '{}' holds the checkpoint of another run than --resume '{}'", out.string(),
+                            resumed->string()),
+                "choose another folder for --out");
   }
 }
 

@@ -22,10 +22,6 @@ using nlohmann::ordered_json;
 
 namespace {
 
-[[noreturn]] void wrong(const std::string& message, std::string remedy) {
-  throw Error(message, std::move(remedy), ExitCode::wrong_usage);
-}
-
 /// The fields, with those that mean one thing in several ways brought to one.
 ordered_json fields_of(UNetConfig config) {
   std::ranges::sort(config.attention_resolutions);
@@ -97,8 +93,8 @@ void require_no_difference(const fs::path& path, const UNetConfig& file, const U
                            const std::string& source) {
   const std::string found = difference(file, said);
   if (found.empty()) return;
-  wrong(fmt::format("{} contradicts '{}': {}", source, path.string(), found),
-        "leave it out, or give the model that the weights are of");
+  wrong_usage(fmt::format("{} contradicts '{}': {}", source, path.string(), found),
+              "leave it out, or give the model that the weights are of");
 }
 
 /// What decides an output and no tensor shows: nothing may be guessed here.
@@ -128,8 +124,8 @@ std::optional<Preset> matching_preset(const fs::path& path, const ForeignConfig&
     UNetConfig config = other.unet;
     config.dropout = 0;
     if (config == first) continue;
-    wrong(fmt::format("the weights of '{}' fit {} and {}", path.string(), found.front().name, other.name),
-          fmt::format("say which it is: --model {} or --model {}", found.front().name, other.name));
+    wrong_usage(fmt::format("the weights of '{}' fit {} and {}", path.string(), found.front().name, other.name),
+                fmt::format("say which it is: --model {} or --model {}", found.front().name, other.name));
   }
   return found.front();
 }
@@ -149,9 +145,9 @@ RunConfig settle_foreign_config(const fs::path& path, const ForeignConfig& descr
     said.base = matching_preset(path, described);
     if (!said.base) {
       const std::vector<std::string> open = essential(described);
-      wrong(fmt::format("'{}' does not say all of its model, and no preset has its shapes; open are {}", path.string(),
-                        fmt::join(open, ", ")),
-            "give --model PRESET, or --config FILE with these keys in its table [model]");
+      wrong_usage(fmt::format("'{}' does not say all of its model, and no preset has its shapes; open are {}",
+                              path.string(), fmt::join(open, ", ")),
+                  "give --model PRESET, or --config FILE with these keys in its table [model]");
     }
   }
   std::set<std::string> keys;
@@ -164,9 +160,9 @@ RunConfig settle_foreign_config(const fs::path& path, const ForeignConfig& descr
       return keys.contains(name) || (name == "num_heads" && keys.contains("num_head_channels"));
     });
     if (!open.empty()) {
-      wrong(fmt::format("'{}' does not say all of its model; open are {}", path.string(), fmt::join(open, ", ")),
-            options.config ? "add these keys to the table [model] of --config"
-                           : "give --config FILE with these keys in its table [model]");
+      wrong_usage(fmt::format("'{}' does not say all of its model; open are {}", path.string(), fmt::join(open, ", ")),
+                  options.config ? "add these keys to the table [model] of --config"
+                                 : "give --config FILE with these keys in its table [model]");
     }
   }
   const DiffusionConfig diffusion = apply(

@@ -318,7 +318,9 @@ TEST_F(Classes, ADryRunSaysWhatItWouldTakeAndWritesNothing) {
   expect_refused(train({"--dry-run", "--batch", "64"}), 2, {"21 images", "batch of 64"});
 
   // Of a model far larger than the memory of most machines only the plan is made.
-  write_file(folder_ / "large.toml", "[model]\nimage_height = 64\nimage_width = 64\nmodel_channels = 1024\n");
+  write_file(folder_ / "large.toml",
+             "[model]\nimage_height = 64\nimage_width = 64\nmodel_channels = 4096\nchannel_mult = [1, 2]\n"
+             "num_res_blocks = 1\n");
   last_ = call({"train", "--config", "large.toml", "--data", images().string(), "--batch", "16", "--dry-run"});
   EXPECT_EQ(last_.exit_code, 0) << last_.out << last_.err;
   EXPECT_CONTAINS(last_.out, " GB");

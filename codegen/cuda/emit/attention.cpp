@@ -19,7 +19,6 @@
 namespace difuse::codegen::cuda {
 namespace {
 
-std::string text(int64_t n) { return std::to_string(n); }
 std::string literal(double x) { return fmt::format("{:a}f", static_cast<float>(x)); }
 
 /// The outputs of the body that are computed from one result of its attention node.

@@ -34,7 +34,7 @@ std::vector<Gap> gaps_of(const ir::Graph& body, const ir::Node& node) {
 void emit_gaps(const KernelSpec& spec, const ir::Node& node, Emission& emission) {
   const std::vector<Gap> gaps = gaps_of(spec.body, node);
   if (gaps.empty()) return;
-  constexpr int kThreads = 64;
+  constexpr int kSliceThreads = 64;
   std::string rows;
   for (const Gap& gap : gaps) rows += fmt::format("{{{}, {}}}, ", gap.begin, gap.count);
   const std::string dtype = storage_type(node.types[0].dtype);
@@ -52,7 +52,7 @@ extern "C" __global__ void __launch_bounds__($threads) $kernel($dtype* y) {
 )",
                                                         {{"rows", rows}, {"threads", "64"}, {"dtype", dtype}});
   draft.grid.x = std::ssize(gaps);
-  draft.threads = kThreads;
+  draft.threads = kSliceThreads;
   draft.arguments = {spec.results[0]};
   for (const Gap& gap : gaps) draft.bytes += gap.count * ir::size_of(node.types[0].dtype);
   emission.launch(std::move(draft));

@@ -15,8 +15,6 @@
 namespace difuse::codegen::cuda {
 namespace {
 
-std::string text(int64_t n) { return std::to_string(n); }
-
 std::string layout_type(const HaloWgrad& w, const ir::DeviceSpec& device) {
   return fmt::format("wgrad::Layout<wgrad::Problem<{}, {}, {}, {}, {}, {}>, wgrad::Tile<{}, {}, {}, {}, {}>>",
                      w.is_line() ? 1 : w.height, w.is_line() ? 1 : w.width, w.inputs, w.outputs, w.taps, w.pad, w.rows,

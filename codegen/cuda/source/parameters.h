@@ -12,6 +12,9 @@
 
 namespace difuse::codegen::cuda {
 
+/// What a template's field takes a number as.
+inline std::string text(int64_t n) { return std::to_string(n); }
+
 /// A kernel's parameter list as text and as arguments, in one order: operands that the body reads, results that are
 /// wanted, numbers.
 class Parameters {

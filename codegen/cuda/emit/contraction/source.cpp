@@ -16,10 +16,8 @@ using ir::Op;
 
 namespace {
 
-std::string text(int64_t n) { return std::to_string(n); }
-
 std::string block_type(const GemmProblem& p, const GemmTile& tile) {
-  constexpr const char* kProducts[] = {"bf16", "f16", "tf32"};
+  constexpr const char* kEnumerators[] = {"bf16", "f16", "tf32"};
   const auto major = [](const GemmProblem::Operand& o) { return o.k_major ? "k" : "mn"; };
   const std::string shape = fmt::format("gemm::Tile<{}, {}, {}, {}, {}, {}>", tile.m, tile.n, tile.k, tile.warps_m,
                                         tile.warps_n, tile.stages);
@@ -27,7 +25,7 @@ std::string block_type(const GemmProblem& p, const GemmTile& tile) {
       fmt::format("gemm::Major::{}, gemm::Major::{}, {}, {}", major(p.a), major(p.b), p.a.rounded, p.b.rounded);
   if (p.is_fma()) return fmt::format("gemm::FmaBlock<{}, {}>", shape, operands);
   return fmt::format("gemm::Block<{}, {}, gemm::Product::{}, {}>", shape, storage_type(p.dtype),
-                     kProducts[static_cast<int>(p.product)], operands);
+                     kEnumerators[static_cast<int>(p.product)], operands);
 }
 
 /// The image that rows or columns are gathered from.

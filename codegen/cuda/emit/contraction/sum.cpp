@@ -10,8 +10,6 @@
 namespace difuse::codegen::cuda {
 namespace {
 
-std::string text(int64_t n) { return std::to_string(n); }
-
 /// The body with the contraction's value as one more input.
 ir::Graph sum_body(const ir::Graph& body, ir::Value value, int input) {
   return ir::rebuild(body, [&](ir::Graph& to, int id, const ir::Node& node, const std::vector<ir::Value>& operands) {

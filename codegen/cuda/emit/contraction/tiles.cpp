@@ -34,7 +34,7 @@ constexpr Shape kFmaShapes[] = {
 constexpr int kMostCopies = 16;  // Of one operand, a thread, to one slot.
 // The instruction set's limit is 255; where the estimate is below this, the compiler stays within it (tried with all
 // tiles of convolutions of many shapes, for sm_80 and sm_90a).
-constexpr int kRegistersOfAThread = 232;
+constexpr int kEstimatedRegisters = 232;
 constexpr int64_t kRegisters = 65536;      // Of a processor.
 constexpr int64_t kReservedShared = 1024;  // Of each block, by the driver.
 
@@ -57,7 +57,7 @@ bool fits(const GemmProblem& p, const GemmTile& tile, const ir::DeviceSpec& devi
     if (count == 0 || count > kMostCopies) return false;
   }
   return shared_bytes(p, tile) <= device.shared_memory_bytes &&
-         registers(p, tile) <= std::min<int64_t>(kRegistersOfAThread, kRegisters / tile.threads());
+         registers(p, tile) <= std::min<int64_t>(kEstimatedRegisters, kRegisters / tile.threads());
 }
 
 /// Multiply-adds of a processor in a cycle.

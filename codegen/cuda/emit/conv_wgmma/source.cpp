@@ -9,8 +9,6 @@
 namespace difuse::codegen::cuda {
 namespace {
 
-std::string text(int64_t n) { return std::to_string(n); }
-
 /// A dense tensor whose dimensions are listed outermost first, and a box of it.
 TensorMapSpec dense_map(const Argument& start, const ir::Shape& shape, std::vector<int64_t> box) {
   TensorMapSpec map{.start = start, .extents = {shape.rbegin(), shape.rend()}, .box = std::move(box)};
