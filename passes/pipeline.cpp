@@ -12,6 +12,7 @@
 #include "ir/text.h"
 #include "ir/verify.h"
 #include "passes/canonicalize.h"
+#include "passes/filter_layout.h"
 #include "passes/fusion/grow.h"
 #include "passes/rewrite.h"
 
@@ -30,6 +31,8 @@ std::vector<Pass> default_passes(const PipelineOptions& options, FusionReport* r
     const Precision precision = options.precision;
     passes.push_back(
         {"precision", [precision](const ir::Graph& g, PassContext& c) { return set_precision(g, c, precision); }});
+    // Which way a filter is read depends on the device and on what it is rounded to.
+    passes.push_back({"filter_layout", set_filter_layout});
   }
   // Grow fusions last: they freeze the choice of what is computed together.
   if (options.fuse) {

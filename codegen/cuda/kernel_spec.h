@@ -80,10 +80,12 @@ const Emitter& find_emitter(const KernelSpec& spec);
 
 // By hero; each in emit/<name>.cpp.
 bool accepts_conv_wgmma(
-    const KernelSpec& spec);  ///< conv_fprop in bf16 on Hopper, of the shapes that its engines take.
+    const KernelSpec& spec);  ///< conv_fprop, conv_dgrad in bf16 on Hopper, of the shapes that its engines take.
 void emit_conv_wgmma(const KernelSpec& spec, Emission& emission);
+std::vector<TileChoice> conv_wgmma_choices(const KernelSpec& spec);
 bool accepts_wgrad_wgmma(const KernelSpec& spec);  ///< conv_wgrad in bf16 on Hopper, likewise.
 void emit_wgrad_wgmma(const KernelSpec& spec, Emission& emission);
+std::vector<TileChoice> wgrad_wgmma_choices(const KernelSpec& spec);
 bool accepts_contraction(const ir::Graph& body);  ///< conv_fprop, conv_dgrad, conv_wgrad, matmul and what is around it.
 void emit_contraction(const KernelSpec& spec, Emission& emission);
 std::vector<TileChoice> contraction_choices(const KernelSpec& spec);

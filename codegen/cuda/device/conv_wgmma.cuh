@@ -7,33 +7,40 @@
 // are those of the halo from pixel (r, s) on, so the tap's matrix is the same shared memory, described from 10 r + s
 // rows further on. What lies outside the image the copy engine fills with zeros, which is the border.
 //
-// A block is a producer and two consumers. The producer only starts copies: halos and taps of the filter into two rings
-// of slots. The consumers, warpgroups of 128 threads, multiply, each into a tile of its own, add what follows the
-// convolution, and hand the tile to the copy engine. Each slot has two barriers: `full`, for the bytes of its copy, and
-// `empty`, for the warps that have read it. Blocks stay: each computes one pair of tiles after the other.
+// A block is a producer and one to three consumers. The producer only starts copies: halos and taps of the filter into
+// two rings of slots. The consumers, warpgroups of 128 threads, multiply, each into a tile of its own, add what follows
+// the convolution, and hand the tile to the copy engine. Each slot has two barriers: `full`, for the bytes of its copy,
+// and `empty`, for the warps that have read it. Blocks stay: each computes one set of tiles after the other, a tile for
+// each consumer.
 //
 // Where all taps of the filter fit into shared memory, they are loaded once per block, and the consumers take turns:
-// one multiplies while the other stores its tile. Elsewhere both consumers meet each tap while it passes through the
+// one multiplies while the others store their tiles. Elsewhere all consumers meet each tap while it passes through the
 // ring.
+//
+// The gradient of the image is the convolution of the result's gradient with the turned filter: taps in the opposite
+// order, input and output channels exchanged. It reads the filter where it lies: its 64 output channels then run along
+// the rows of a tap in shared memory, and the sum runs down its columns.
 #pragma once
 #include "codegen/cuda/device/ptx_sm90.cuh"
 #include "codegen/cuda/device/vector.cuh"
 
 namespace conv {
 
-/// The result is height x width x outputs; a filter of 1 x 1 sees all pixels of all images as one line.
-template <int height_, int width_, int inputs_, int outputs_, int filter_, int pad_>
+/// The result is height x width x outputs; a filter of 1 x 1 sees all pixels of all images as one line. `is_turned`:
+/// the filter lies in memory as [inputs, filter, filter, outputs], its last tap being the first that is met.
+template <int height_, int width_, int inputs_, int outputs_, int filter_, int pad_, bool is_turned_ = false>
 struct Problem {
   static constexpr int height = height_, width = width_, inputs = inputs_, outputs = outputs_, filter = filter_;
   static constexpr int pad = pad_, taps = filter * filter, chunks = (inputs + 63) / 64;
+  static constexpr bool is_turned = is_turned_;
 };
 
-/// `blocks`: of a processor at once, 1 or 2. With two, one multiplies while the other begins or ends, and the next
-/// kernel may begin before this one has ended.
-template <int rows_, int images_, int halo_slots_, int tap_slots_, int blocks_ = 1>
+/// `blocks`: of a processor at once. With several, one multiplies while another begins or ends, and the next kernel may
+/// begin before this one has ended.
+template <int rows_, int images_, int halo_slots_, int tap_slots_, int blocks_ = 1, int consumers_ = 2>
 struct Tile {
   static constexpr int rows = rows_, images = images_, halo_slots = halo_slots_, tap_slots = tap_slots_;
-  static constexpr int blocks = blocks_;
+  static constexpr int blocks = blocks_, consumers = consumers_;
 };
 
 /// A place in a ring, and the parity of the round.
@@ -55,9 +62,11 @@ struct Layout {
   using Problem = Problem_;
   using Tile = Tile_;
   static constexpr bool is_line = Problem::filter == 1;
-  static constexpr int consumers = 2, warpgroup = 128;
-  /// A block that has the processor to itself gives the producer a warpgroup, whose registers go to the consumers.
-  static constexpr int threads = consumers * warpgroup + (Tile::blocks == 1 ? warpgroup : 32);
+  static constexpr int consumers = Tile::consumers, warpgroup = 128;
+  /// Where several consumers have the processor to themselves, the producer is a warpgroup too, whose registers go to
+  /// them.
+  static constexpr bool shares_registers = Tile::blocks == 1 && consumers > 1;
+  static constexpr int threads = consumers * warpgroup + (shares_registers ? warpgroup : 32);
   static constexpr int pixels = 8 * Tile::rows * Tile::images;  ///< Of a consumer's tile.
   static constexpr int tiles_x = (Problem::width + 7) / 8, tiles_y = (Problem::height + Tile::rows - 1) / Tile::rows;
   static constexpr int output_tiles = (Problem::outputs + 63) / 64;
@@ -83,10 +92,10 @@ struct Origin {
   int output, image, y, x;
 };
 
-/// Work `work` is a pair of tiles of pixels and 64 output channels; neighbours share pixels.
+/// Work `work` is a set of tiles of pixels, one for each consumer, and 64 output channels; neighbours share pixels.
 template <class L>
 __device__ __forceinline__ Origin origin_of(int work, int consumer) {
-  const int pair = quotient<L::output_tiles>(work), tile = pair * L::consumers + consumer;
+  const int set = quotient<L::output_tiles>(work), tile = set * L::consumers + consumer;
   const int output = remainder_of<L::output_tiles>(work) * 64;
   if constexpr (L::is_line) {
     return {output, 0, 0, tile * L::pixels};
@@ -136,14 +145,15 @@ template <class L>
 __device__ __forceinline__ bool is_producer() {
   return threadIdx.x >= L::consumers * L::warpgroup;
 }
-/// By all threads of the role: 128 * 40 + 256 * 232 registers are those that 384 threads begin with.
+/// By all threads of the role: 128 * 40 + 256 * 232 registers are those that 384 threads begin with, 128 * 32 + 384 *
+/// 160 those of 512.
 template <class L, bool producer>
 __device__ __forceinline__ void share_registers() {
-  if constexpr (L::Tile::blocks == 1) {
+  if constexpr (L::shares_registers) {
     if constexpr (producer) {
-      give_registers<40>();
+      give_registers<L::consumers == 2 ? 40 : 32>();
     } else {
-      take_registers<232>();
+      take_registers<L::consumers == 2 ? 232 : 160>();
     }
   }
 }
@@ -199,7 +209,11 @@ class Producer {
       barrier_wait(shared_.tap_empty(tap_.slot), tap_.parity ^ 1);
       Barrier* full = shared_.tap_full(tap_.slot);
       barrier_arrive_expecting(full, L::tap_bytes);
-      tensor_load(shared_.tap(tap_.slot), filter_, full, chunk * 64, tap, at.output);
+      if constexpr (L::Problem::is_turned) {
+        tensor_load(shared_.tap(tap_.slot), filter_, full, at.output, L::Problem::taps - 1 - tap, chunk * 64);
+      } else {
+        tensor_load(shared_.tap(tap_.slot), filter_, full, chunk * 64, tap, at.output);
+      }
       tap_.advance();
     }
   }
@@ -223,16 +237,14 @@ class Consumer {
   __device__ __forceinline__ explicit Consumer(unsigned char* shared)
       : shared_{shared}, number_(static_cast<int>(threadIdx.x) / L::warpgroup) {
     halo_.advance(number_ * (L::is_resident ? Problem::chunks : 1));
-    if (L::is_resident && number_ == 1) named_barrier_arrive(kTurn, 2 * L::warpgroup);  // Consumer 0 is the first.
+    if (takes_turns && number_ == L::consumers - 1) named_barrier_arrive(kTurn, 2 * L::warpgroup);  // 0 is the first.
   }
 
   /// The tile's convolution, before anything is added.
   __device__ __forceinline__ void multiply(int work) {
     origin_ = origin_of<L>(work, number_);
-    if constexpr (L::is_resident) {
-      named_barrier_sync(kTurn + number_, 2 * L::warpgroup);
-      tap_ = {};
-    }
+    if constexpr (takes_turns) named_barrier_sync(kTurn + number_, 2 * L::warpgroup);
+    if constexpr (L::is_resident) tap_ = {};
 #pragma unroll
     for (int image = 0; image < Tile::images; ++image) {
 #pragma unroll
@@ -243,9 +255,9 @@ class Consumer {
 #pragma unroll 1
     for (int chunk = 0; chunk < whole; ++chunk) add_chunk<4>(chunk == 0);
     if constexpr (rest > 0) add_chunk<(rest + 15) / 16>(whole == 0);
-    if constexpr (L::is_resident) {
-      halo_.advance(Problem::chunks);  // The other consumer's.
-      named_barrier_arrive(kTurn + (1 - number_), 2 * L::warpgroup);
+    if constexpr (takes_turns) {
+      halo_.advance((L::consumers - 1) * Problem::chunks);  // The other consumers'.
+      named_barrier_arrive(kTurn + (number_ + 1) % L::consumers, 2 * L::warpgroup);
     }
     multiply_wait<0>();
 #pragma unroll
@@ -313,7 +325,8 @@ class Consumer {
   }
 
  private:
-  static constexpr int kOwn = 1, kTurn = 3;  // Named barriers, one for each consumer.
+  static constexpr int kOwn = 1, kTurn = kOwn + L::consumers;  // Named barriers, one for each consumer.
+  static constexpr bool takes_turns = L::is_resident && L::consumers > 1;
 
   __device__ __forceinline__ static int this_lane() { return static_cast<int>(threadIdx.x % 32u); }
   __device__ __forceinline__ static int warp() { return static_cast<int>(threadIdx.x / 32u % 4u); }
@@ -354,8 +367,9 @@ class Consumer {
     for (int k = 0; k < steps; ++k) {
 #pragma unroll
       for (int image = 0; image < Tile::images; ++image) {
-        multiply_bf16(sums_[image], matrix_moved(a, k * 32), matrix_moved(b, moved + image * L::halo_image + k * 32),
-                      true);
+        // In a turned filter, 16 of k are as many rows of 128 bytes.
+        multiply_bf16<Problem::is_turned>(sums_[image], matrix_moved(a, k * (Problem::is_turned ? 2048 : 32)),
+                                          matrix_moved(b, moved + image * L::halo_image + k * 32), true);
       }
     }
     multiply_commit();

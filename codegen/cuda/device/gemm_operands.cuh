@@ -217,7 +217,7 @@ class FilterRows {
 };
 
 /// MN-major columns of a filter [k, r, s, columns], for dgrad: k is its outermost axis, and of its taps only every
-/// `stride`-th one from (r0, s0) on takes part.
+/// `stride`-th one from (r0, s0) on takes part; with -1, all from the last one back to the first.
 template <class Tile_, int vec, int threads, int filter_r, int filter_s, int columns, int stride>
 class FilterColumns {
  public:

@@ -6,15 +6,16 @@
 // k, that runs along the rows of shared memory: every pixel is a row of 128 bytes, 64 channels.
 //
 // A unit of work is one tile of pixels, 8 wide and `rows` high, in each of `images` images, for one block of the
-// result. For a filter of 3 x 3 the block is 64 output channels x all nine taps x 64 input channels; the tile's input
-// is loaded once, with a border of one pixel (the halo), which tap (r, s) reads from pixel (r, s) on. Three consumers
-// take one row of taps each: the three taps of a row are one instruction's columns, in chunks of 64 that overlap, each
-// one pixel further on. For a filter of 1 x 1 all pixels of all images are one line, and a block has up to three times
-// 64 output channels, one for each consumer, and up to three times 64 input channels, the chunks.
+// result. For a filter of 3 x 3 a consumer takes 64 output channels x one row of taps x 64 input channels: the three
+// taps of a row are one instruction's columns, in chunks of 64 that overlap, each one pixel further on in the tile's
+// input, which is loaded once, with a border of one pixel (the halo). A block is up to three such consumers: all rows
+// of taps, or further output channels. For a filter of 1 x 1 all pixels of all images are one line, and a block has up
+// to three times 64 output channels, one for each consumer, and up to three times 64 input channels, the chunks.
 //
 // The W units, block by block, are shared out evenly: group g of G, a block of the kernel, takes units g W / G to
 // (g + 1) W / G, which may begin in one block of the result and end in another. For each it writes its partial sums,
 // and a second kernel adds those of one block in the order of g. So the order follows from the shape, the batch and G.
+// Where there is one group for each block of the result, its sums are whole, and no second kernel is needed.
 #pragma once
 #include "codegen/cuda/device/ptx_sm90.cuh"
 #include "codegen/cuda/device/vector.cuh"
@@ -27,11 +28,13 @@ struct Problem {
   static constexpr int pad = pad_;
 };
 
-/// `row_chunks`, `column_chunks`: 64s of output and of input channels in a block of the result.
-template <int rows_, int images_, int slots_, int row_chunks_ = 1, int column_chunks_ = 1>
+/// `row_chunks`, `column_chunks`: 64s of output and of input channels in a block of the result; `tap_rows`: rows of the
+/// filter's taps in it, all or one; `blocks`: of the kernel, on a processor at once.
+template <int rows_, int images_, int slots_, int row_chunks_, int column_chunks_, int tap_rows_, int blocks_>
 struct Tile {
   static constexpr int rows = rows_, images = images_, slots = slots_;
-  static constexpr int row_chunks = row_chunks_, column_chunks = column_chunks_;
+  static constexpr int row_chunks = row_chunks_, column_chunks = column_chunks_, tap_rows = tap_rows_;
+  static constexpr int blocks = blocks_;
 };
 
 template <class Problem_, class Tile_>
@@ -39,7 +42,7 @@ struct Layout {
   using Problem = Problem_;
   using Tile = Tile_;
   static constexpr bool is_line = Problem::filter == 1;
-  static constexpr int consumers = is_line ? Tile::row_chunks : 3, warpgroup = 128;
+  static constexpr int consumers = Tile::row_chunks * Tile::tap_rows, warpgroup = 128;
   static constexpr int threads = consumers * warpgroup + 32;  ///< The last warp is the producer.
   static constexpr int pixels = 8 * Tile::rows * Tile::images;
   static constexpr int tiles_x = (Problem::width + 7) / 8, tiles_y = (Problem::height + Tile::rows - 1) / Tile::rows;
@@ -47,13 +50,13 @@ struct Layout {
   static constexpr int block_outputs = 64 * Tile::row_chunks, block_inputs = 64 * Tile::column_chunks;
   static constexpr int blocks_y = (Problem::outputs + block_outputs - 1) / block_outputs;
   static constexpr int blocks_x = (Problem::inputs + block_inputs - 1) / block_inputs;
-  static constexpr int blocks = blocks_x * blocks_y;
+  static constexpr int blocks = blocks_x * blocks_y * (Problem::filter / Tile::tap_rows);
   static constexpr int columns = is_line ? block_inputs : 192;  ///< Of a consumer, for 64 rows.
   static constexpr int sums = columns / 2;                      ///< Of a thread.
 
   static constexpr int pixel_bytes = 128;
   static constexpr int halo_pitch = (8 + Problem::filter - 1) * pixel_bytes;
-  static constexpr int halo_image = (Tile::rows + Problem::filter - 1) * halo_pitch;
+  static constexpr int halo_image = (Tile::rows + Tile::tap_rows - 1) * halo_pitch;
   static constexpr int halo_bytes = Tile::images * halo_image;  ///< Of one chunk of x.
   static constexpr int chunk_bytes = pixels * pixel_bytes;      ///< Of one chunk of dy.
   static constexpr int x_bytes = Tile::column_chunks * halo_bytes, dy_bytes = Tile::row_chunks * chunk_bytes;
@@ -64,8 +67,24 @@ struct Layout {
   static constexpr int owners = consumers * warpgroup, thread_runs = sums / 4, block_runs = owners * thread_runs;
   static constexpr int block_sums = 4 * block_runs;
 
-  static_assert(Tile::rows % 2 == 0 && (is_line ? Tile::images == 1 : Tile::row_chunks * Tile::column_chunks == 1));
+  static_assert(Tile::rows % 2 == 0 && (is_line ? Tile::images == 1 : Tile::column_chunks == 1));
+  static_assert(Problem::filter % Tile::tap_rows == 0 && (Tile::row_chunks == 1 || Tile::tap_rows == 1));
+
+  /// Which 64 of the block's output channels a consumer has, and which of its rows of taps.
+  __device__ __forceinline__ static int row_chunk(int consumer) { return Tile::tap_rows == 1 ? consumer : 0; }
+  __device__ __forceinline__ static int tap_row(int consumer) { return Tile::tap_rows == 1 ? 0 : consumer; }
 };
+
+/// The first output and input channel and row of taps of a block of the result.
+struct Origin {
+  int output, input, tap_row;
+};
+template <class L>
+__device__ __forceinline__ Origin origin_of(int block) {
+  const int column = quotient<L::blocks_y>(block);
+  return {remainder_of<L::blocks_y>(block) * L::block_outputs, remainder_of<L::blocks_x>(column) * L::block_inputs,
+          quotient<L::blocks_x>(column) * L::Tile::tap_rows};
+}
 
 /// Where run `run` of a block of the result begins in the result [outputs, taps, inputs]; negative: nowhere.
 template <class L>
@@ -73,12 +92,13 @@ __device__ __forceinline__ int element_of(int block, int run) {
   const int thread = remainder_of<L::owners>(run), i = quotient<L::owners>(run);
   const int lane = thread % 32, consumer = thread / L::warpgroup;
   const int column = i / 2 * 16 + lane % 2 * 8 + lane / 2 % 2 * 4;
-  int output = remainder_of<L::blocks_y>(block) * L::block_outputs + thread / 32 % 4 * 16 + i % 2 * 8 + lane / 4;
-  int input = quotient<L::blocks_y>(block) * L::block_inputs, tap = 0;
+  const Origin origin = origin_of<L>(block);
+  const int output = origin.output + L::row_chunk(consumer) * 64 + thread / 32 % 4 * 16 + i % 2 * 8 + lane / 4;
+  int input = origin.input, tap = 0;
   if constexpr (L::is_line) {
-    output += consumer * 64, input += column;
+    input += column;
   } else {
-    tap = consumer * 3 + column / 64, input += column % 64;
+    tap = (origin.tap_row + L::tap_row(consumer)) * 3 + column / 64, input += column % 64;
   }
   if (output >= L::Problem::outputs || input >= L::Problem::inputs) return -1;
   return (output * L::Problem::filter * L::Problem::filter + tap) * L::Problem::inputs + input;
@@ -150,8 +170,7 @@ __device__ __forceinline__ void produce(unsigned char* start, const TensorMap& x
   int block = static_cast<int>(units.first / tiles), tile = static_cast<int>(units.first - block * tiles);
 #pragma unroll 1
   for (long long unit = units.first; unit < units.end; ++unit) {
-    const int output = remainder_of<L::blocks_y>(block) * L::block_outputs;
-    const int input = quotient<L::blocks_y>(block) * L::block_inputs;
+    const Origin origin = origin_of<L>(block);
     Barrier* full = shared.full(place.slot);
     barrier_wait(shared.empty(place.slot), place.parity ^ 1);
     barrier_arrive_expecting(full, L::x_bytes + L::dy_bytes);
@@ -159,17 +178,21 @@ __device__ __forceinline__ void produce(unsigned char* start, const TensorMap& x
       const int at = tile * L::pixels;
 #pragma unroll
       for (int i = 0; i < L::Tile::row_chunks; ++i) {
-        tensor_load(shared.dy(place.slot) + i * L::chunk_bytes, dy, full, output + i * 64, at, 0, 0);
+        tensor_load(shared.dy(place.slot) + i * L::chunk_bytes, dy, full, origin.output + i * 64, at, 0, 0);
       }
 #pragma unroll
       for (int i = 0; i < L::Tile::column_chunks; ++i) {
-        tensor_load(shared.x(place.slot) + i * L::halo_bytes, x, full, input + i * 64, at, 0, 0);
+        tensor_load(shared.x(place.slot) + i * L::halo_bytes, x, full, origin.input + i * 64, at, 0, 0);
       }
     } else {
       const int line = quotient<L::tiles_x>(tile), image = quotient<L::tiles_y>(line) * L::Tile::images;
       const int at_x = remainder_of<L::tiles_x>(tile) * 8, at_y = remainder_of<L::tiles_y>(line) * L::Tile::rows;
-      tensor_load(shared.dy(place.slot), dy, full, output, at_x, at_y, image);
-      tensor_load(shared.x(place.slot), x, full, input, at_x - L::Problem::pad, at_y - L::Problem::pad, image);
+#pragma unroll
+      for (int i = 0; i < L::Tile::row_chunks; ++i) {
+        tensor_load(shared.dy(place.slot) + i * L::chunk_bytes, dy, full, origin.output + i * 64, at_x, at_y, image);
+      }
+      tensor_load(shared.x(place.slot), x, full, origin.input, at_x - L::Problem::pad,
+                  at_y - L::Problem::pad + origin.tap_row, image);
     }
     place.advance();
     if (++tile == tiles) tile = 0, ++block;
@@ -200,26 +223,29 @@ class Consumer {
     arrive(last);
   }
 
-  /// `to`: the block's partial sums.
-  __device__ __forceinline__ void store(float* to) {
-    // Neighbouring lanes exchange pairs, so that each has four consecutive columns instead of twice two.
+  /// Run `i` of the thread's sums. By all threads: neighbouring lanes exchange pairs, so that each has four consecutive
+  /// columns instead of twice two.
+  __device__ __forceinline__ Run<float, 4> run(int i) const {
     const bool odd = threadIdx.x % 2 != 0;
+    const float* low = &sums_[i / 2 * 8 + i % 2 * 2];
+    const float* high = low + 4;
+    const float a = __shfl_xor_sync(~0u, odd ? low[0] : high[0], 1);
+    const float b = __shfl_xor_sync(~0u, odd ? low[1] : high[1], 1);
+    return odd ? Run<float, 4>{a, b, high[0], high[1]} : Run<float, 4>{low[0], low[1], a, b};
+  }
+  /// `to`: the block's partial sums.
+  __device__ __forceinline__ void store(float* to) const {
 #pragma unroll
     for (int i = 0; i < L::thread_runs; ++i) {
-      const float* low = &sums_[i / 2 * 8 + i % 2 * 2];
-      const float* high = low + 4;
-      const float a = __shfl_xor_sync(~0u, odd ? low[0] : high[0], 1);
-      const float b = __shfl_xor_sync(~0u, odd ? low[1] : high[1], 1);
-      const Run<float, 4> run = odd ? Run<float, 4>{a, b, high[0], high[1]} : Run<float, 4>{low[0], low[1], a, b};
-      store_run<4>(to + (i * L::owners + static_cast<int>(threadIdx.x)) * 4, run);
+      store_run<4>(to + (i * L::owners + static_cast<int>(threadIdx.x)) * 4, run(i));
     }
   }
 
  private:
   __device__ __forceinline__ void multiply_unit() {
     barrier_wait(shared_.full(place_.slot), place_.parity);
-    const unsigned char* rows = shared_.dy(place_.slot) + (L::is_line ? number_ * L::chunk_bytes : 0);
-    const unsigned char* columns = shared_.x(place_.slot) + (L::is_line ? 0 : number_ * L::halo_pitch);
+    const unsigned char* rows = shared_.dy(place_.slot) + L::row_chunk(number_) * L::chunk_bytes;
+    const unsigned char* columns = shared_.x(place_.slot) + L::tap_row(number_) * L::halo_pitch;
     const unsigned long long a = matrix_descriptor(rows, 8 * L::pixel_bytes);
     const unsigned long long b = matrix_descriptor(columns, L::halo_pitch, L::is_line ? L::halo_bytes : L::pixel_bytes);
     multiply_fence();

@@ -1,9 +1,13 @@
 // Convolutions on Hopper's copy engine and warpgroup products (device/conv_wgmma.cuh), with what is computed from their
 // value: a bias, a time embedding, a residual.
+#include <algorithm>
+#include <numeric>
+
 #include "codegen/cuda/emit/conv_wgmma/problem.h"
 #include "codegen/cuda/emit/conv_wgmma/source.h"
 #include "codegen/cuda/emit/conv_wgmma/tiles.h"
 #include "codegen/cuda/kernel_spec.h"
+#include "codegen/cuda/problem_text.h"
 
 namespace difuse::codegen::cuda {
 
@@ -12,9 +16,24 @@ bool accepts_conv_wgmma(const KernelSpec& spec) {
   return conv && !candidates(*conv, spec.device).empty();
 }
 
+std::vector<TileChoice> conv_wgmma_choices(const KernelSpec& spec) {
+  const HaloConv conv = *halo_conv(spec);
+  const std::vector<HaloTile> tiles = candidates(conv, spec.device);
+  TileChoice choice;
+  choice.problem = problem_text(spec, geometry(conv)), choice.batch = conv.batch;
+  for (const HaloTile& tile : tiles) choice.tiles.push_back(to_string(tile));
+  choice.at_batch.resize(tiles.size());
+  std::iota(choice.at_batch.begin(), choice.at_batch.end(), size_t{0});
+  std::ranges::stable_sort(choice.at_batch, {},
+                           [&](size_t i) { return estimated_cycles(conv, tiles[i], spec.device, conv.batch); });
+  return {choice};
+}
+
 void emit_conv_wgmma(const KernelSpec& spec, Emission& emission) {
   const HaloConv conv = *halo_conv(spec);
-  emission.launch(halo_conv_kernel(spec, conv, candidates(conv, spec.device).front()));
+  KernelDraft draft = halo_conv_kernel(spec, conv, candidates(conv, spec.device).at(spec.tile(0)));
+  draft.choice = 0;
+  emission.launch(std::move(draft));
 }
 
 }  // namespace difuse::codegen::cuda

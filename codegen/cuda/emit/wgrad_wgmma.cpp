@@ -1,12 +1,17 @@
 // Gradients of filters on Hopper's copy engine and warpgroup products (device/wgrad_wgmma.cuh), with what is computed
 // from their value. Two kernels: the sum over pixels is divided among blocks, whose partial sums the second one adds.
+// One where a block has all pixels, which are few.
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "codegen/cuda/emit/contraction/sum.h"
+#include "codegen/cuda/emit/epilogue.h"
 #include "codegen/cuda/emit/wgrad_wgmma/problem.h"
+#include "codegen/cuda/emit/wgrad_wgmma/tiles.h"
 #include "codegen/cuda/kernel_spec.h"
+#include "codegen/cuda/problem_text.h"
 #include "codegen/cuda/source/device_source.h"
 #include "codegen/cuda/source/extents.h"
 #include "codegen/cuda/source/parameters.h"
@@ -15,47 +20,75 @@
 namespace difuse::codegen::cuda {
 namespace {
 
-std::string layout_type(const HaloWgrad& w, const ir::DeviceSpec& device) {
-  return fmt::format("wgrad::Layout<wgrad::Problem<{}, {}, {}, {}, {}, {}>, wgrad::Tile<{}, {}, {}, {}, {}>>",
+std::string layout_type(const HaloWgrad& w, const WgradTile& tile) {
+  return fmt::format("wgrad::Layout<wgrad::Problem<{}, {}, {}, {}, {}, {}>, wgrad::Tile<{}, {}, {}, {}, {}, {}, {}>>",
                      w.is_line() ? 1 : w.height, w.is_line() ? 1 : w.width, w.inputs, w.outputs, w.taps, w.pad, w.rows,
-                     w.images, w.slots(device), w.row_chunks, w.column_chunks);
+                     w.images, tile.slots, tile.row_chunks, tile.column_chunks, tile.tap_rows, tile.blocks);
 }
 
-/// Images of one tensor, and the boxes of 64 channels of it that a tile takes: `border` pixels wider and higher.
+/// Images of one tensor, and the boxes of 64 channels of it that a tile takes: so many pixels wider and higher.
 TensorMapSpec image_map(const HaloWgrad& w, const Argument& start, int64_t height, int64_t width, int64_t channels,
-                        int64_t border) {
+                        int64_t wider, int64_t higher) {
   TensorMapSpec map{.start = start, .steps = {1, 1, 1, 1}};
   if (w.is_line()) {
     map.extents = {channels, w.batch * height * width, 1, 1};
     map.box = {64, w.pixels(), 1, 1};
   } else {
     map.extents = {channels, width, height, w.batch};
-    map.box = {64, 8 + border, w.rows + border, w.images};
+    map.box = {64, 8 + wider, w.rows + higher, w.images};
   }
   int64_t bytes = ir::size_of(map.dtype);
   for (size_t d = 0; d + 1 < map.extents.size(); ++d) map.strides.push_back(bytes *= map.extents[d]);
   return map;
 }
 
-Parameters::Maps tensor_maps(const KernelSpec& spec, const HaloWgrad& w) {
+Parameters::Maps tensor_maps(const KernelSpec& spec, const HaloWgrad& w, const WgradTile& tile) {
   const auto operand = [&](int input) { return spec.operands[static_cast<size_t>(input)]; };
   Parameters::Maps maps;
   maps.operands[static_cast<size_t>(w.image)] =
-      image_map(w, operand(w.image), w.image_h, w.image_w, w.inputs, w.taps - 1);
-  maps.operands[static_cast<size_t>(w.gradient)] = image_map(w, operand(w.gradient), w.height, w.width, w.outputs, 0);
+      image_map(w, operand(w.image), w.image_h, w.image_w, w.inputs, w.taps - 1, tile.tap_rows - 1);
+  maps.operands[static_cast<size_t>(w.gradient)] =
+      image_map(w, operand(w.gradient), w.height, w.width, w.outputs, 0, 0);
   return maps;
 }
 
-KernelDraft product_kernel(const KernelSpec& spec, const HaloWgrad& w) {
-  Parameters parameters(spec.body, spec, tensor_maps(spec, w));
+/// The sums of one block of the result, where they are whole, into the results.
+EpilogueCode whole_store(const KernelSpec& spec, const HaloWgrad& w, const std::vector<std::string>& operands) {
+  EpilogueCode code = epilogue_code(spec, w.value, "sum[l]", 4, operands, {}, "element", wanted_outputs(spec));
+  code.text = filled(R"(#pragma unroll
+for (int i = 0; i < Layout::thread_runs; ++i) {
+  const Run<f32, 4> sum = consumer.run(i);
+  const index_t element = wgrad::element_of<Layout>(static_cast<int>(block), i * Layout::owners + threadIdx.x);
+  if (element < 0) continue;
+$epilogue}
+)",
+                     {{"epilogue", indented(code.text, 2)}});
+  return code;
+}
+
+/// `spec`: where the sums are never whole, product_spec's; otherwise that of all results.
+KernelDraft product_kernel(const KernelSpec& spec, const HaloWgrad& w, const WgradTile& tile,
+                           const Argument& partials) {
+  Parameters parameters(spec.body, spec, tensor_maps(spec, w, tile));
   parameters.add("tiles", w.tiles());
+  std::string store = "consumer.store($partials + (group + block) * Layout::block_sums);\n";
+  if (w.is_whole) {
+    const EpilogueCode whole = whole_store(spec, w, parameters.operands());
+    parameters.add("partials", "f32*", partials);
+    parameters.add_outers(spec.body, whole.outers);
+    store = fmt::format("if (gridDim.x == Layout::blocks) {{\n{}}} else {{\n{}}}\n", indented(whole.text, 2),
+                        indented(store, 2));
+  }
+  store = filled(store, {{"partials", w.is_whole ? "partials" : Parameters::result(0)}});
 
   KernelDraft draft;
   draft.name = spec.name;
-  draft.source = device_source({"wgrad_wgmma.cuh"}) + filled(R"(
+  draft.source = device_source({"vector.cuh", "ops.cuh", "random.cuh", "wgrad_wgmma.cuh"}) +
+                 filled(R"(
+using index_t = int;
 using Layout = $layout;
 
-extern "C" __global__ void __launch_bounds__(Layout::threads, 1) $kernel($parameters) {
+extern "C" __global__ void __launch_bounds__(Layout::threads, Layout::Tile::blocks) $kernel($parameters) {
   extern __shared__ __align__(1024) unsigned char shared[];
   if (threadIdx.x == Layout::owners) {
     tensor_map_prefetch($image);
@@ -74,45 +107,48 @@ extern "C" __global__ void __launch_bounds__(Layout::threads, 1) $kernel($parame
     for (long long unit = units.first; unit < units.end;) {
       const long long block = unit / tiles, stop = (block + 1) * tiles, end = stop < units.end ? stop : units.end;
       consumer.multiply(static_cast<int>(end - unit));
-      consumer.store($partials + (group + block) * Layout::block_sums);
-      unit = end;
+$store      unit = end;
     }
   }
 }
 )",
-                                                             {{"layout", layout_type(w, spec.device)},
-                                                              {"parameters", parameters.text()},
-                                                              {"image", "p" + text(w.image)},
-                                                              {"gradient", "p" + text(w.gradient)},
-                                                              {"partials", Parameters::result(0)}});
-  draft.grid.x = w.groups(spec.device);
-  draft.threads = static_cast<int>(128 * w.consumers() + 32);
-  draft.shared_bytes = w.shared_bytes(w.slots(spec.device));
+                        {{"layout", layout_type(w, tile)},
+                         {"parameters", parameters.text()},
+                         {"image", "p" + text(w.image)},
+                         {"gradient", "p" + text(w.gradient)},
+                         {"store", indented(store, 6)}});
+  draft.grid.x = group_count(w, tile, spec.device);
+  draft.threads = tile.threads();
+  draft.shared_bytes = shared_bytes(w, tile);
   draft.arguments = parameters.arguments();
   draft.tensor_maps = parameters.tensor_maps();
   draft.bytes = parameters.bytes();
   draft.flops = spec.flops;
+  draft.choice = 0;
   return draft;
 }
 
 /// Blocks of partial sums: one for each group, and one more for each block of the result that begins inside a group.
-int64_t partial_blocks(const HaloWgrad& w, const ir::DeviceSpec& device) { return w.groups(device) + w.blocks() - 1; }
+int64_t partial_blocks(const HaloWgrad& w, const WgradTile& tile, const ir::DeviceSpec& device) {
+  return group_count(w, tile, device) + block_count(w, tile) - 1;
+}
 
-PartialSums partial_sums(const HaloWgrad& w, const ir::DeviceSpec& device) {
+PartialSums partial_sums(const HaloWgrad& w, const WgradTile& tile, const ir::DeviceSpec& device) {
   // A run's loads follow one another only where there are enough of them in flight: several threads share it where the
   // result is small and its partial sums are many.
   constexpr int64_t kThreads = 150000, kLeastPartials = 4;
   constexpr int kMostParts = 8, kBlockThreads = 128, kLeastRuns = 32;
-  PartialSums sums{.runs = w.blocks() * w.block_sums() / 4, .parts = 1};
-  const int64_t partials = device.processors / w.blocks();
+  PartialSums sums{.runs = block_count(w, tile) * block_sums(w, tile) / 4, .parts = 1};
+  // No more than one where blocks are a choice: parts are the order of the sum.
+  const int64_t partials = w.is_whole ? 1 : device.processors / block_count(w, tile);
   while (sums.parts < kMostParts && 2 * sums.parts * sums.runs <= kThreads &&
          2 * sums.parts * kLeastPartials <= partials) {
     sums.parts *= 2;
   }
   sums.block_runs = std::max(kLeastRuns, kBlockThreads / sums.parts);
   sums.headers = {"wgrad_wgmma.cuh"};
-  sums.declarations = fmt::format("using Layout = {};\n", layout_type(w, device));
-  sums.numbers = {{"tiles", w.tiles()}, {"groups", w.groups(device)}};
+  sums.declarations = fmt::format("using Layout = {};\n", layout_type(w, tile));
+  sums.numbers = {{"tiles", w.tiles()}, {"groups", group_count(w, tile, device)}};
   sums.place = R"(const int block = quotient<Layout::block_runs>(run), place = remainder_of<Layout::block_runs>(run);
 const index_t element = wgrad::element_of<Layout>(block, place);
 const bool valid = element >= 0;
@@ -121,7 +157,7 @@ const f32* const at = partials + (of.first + block) * static_cast<long long>(Lay
 const long long stride = Layout::block_sums;
 const int count = of.count;
 )";
-  sums.bytes = partial_blocks(w, device) * w.block_sums() * 4;
+  sums.bytes = partial_blocks(w, tile, device) * block_sums(w, tile) * 4;
   return sums;
 }
 
@@ -138,12 +174,33 @@ bool accepts_wgrad_wgmma(const KernelSpec& spec) {
   return use(w->inputs) * use(w->outputs) >= kLeastUse;
 }
 
-void emit_wgrad_wgmma(const KernelSpec& spec, Emission& emission) {
+std::vector<TileChoice> wgrad_wgmma_choices(const KernelSpec& spec) {
   const HaloWgrad w = *halo_wgrad(spec);
   const ir::Graph product = part_of(spec.body, {w.value});
-  const Argument partials = emission.workspace(partial_blocks(w, spec.device) * w.block_sums() * 4);
-  emission.launch(product_kernel(product_spec(spec, product, partials), w));
-  emit_sum(spec, w.value, partials, partial_sums(w, spec.device), emission);
+  TileChoice choice;
+  choice.problem =
+      problem_text(w.is_whole ? spec : product_spec(spec, product, {Argument::Kind::workspace, 0}), geometry(w));
+  choice.batch = w.batch;
+  const std::vector<WgradTile> tiles = candidates(w, spec.device);
+  for (const WgradTile& tile : tiles) choice.tiles.push_back(to_string(tile));
+  if (!w.is_whole) return {choice};
+  choice.at_batch.resize(tiles.size());
+  std::iota(choice.at_batch.begin(), choice.at_batch.end(), size_t{0});
+  std::ranges::stable_sort(choice.at_batch, {}, [&](size_t i) { return estimated_cycles(w, tiles[i], spec.device); });
+  return {choice};
+}
+
+void emit_wgrad_wgmma(const KernelSpec& spec, Emission& emission) {
+  const HaloWgrad w = *halo_wgrad(spec);
+  const WgradTile tile = candidates(w, spec.device).at(spec.tile(0));
+  if (is_direct(w, tile, spec.device)) {
+    emission.launch(product_kernel(spec, w, tile, Argument::number(0)));
+    return;
+  }
+  const Argument partials = emission.workspace(partial_blocks(w, tile, spec.device) * block_sums(w, tile) * 4);
+  const ir::Graph product = part_of(spec.body, {w.value});
+  emission.launch(product_kernel(w.is_whole ? spec : product_spec(spec, product, partials), w, tile, partials));
+  emit_sum(spec, w.value, partials, partial_sums(w, tile, spec.device), emission);
 }
 
 }  // namespace difuse::codegen::cuda

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <set>
@@ -30,6 +31,7 @@ using ir::Value;
 struct Shapes {
   int64_t n, h, w, c, k;
   int64_t taps = 3, pad = 1;
+  bool is_turned = false;  ///< conv_dgrad: c are the gradient's channels, k the image's.
 };
 
 enum class After : uint8_t { nothing, bias, time, residual, all };
@@ -37,8 +39,11 @@ enum class After : uint8_t { nothing, bias, time, residual, all };
 Graph conv(const Shapes& s, After after = After::nothing) {
   Graph body("body");
   Builder b(body);
-  Value x = b.conv_fprop(b.input("0", {DType::bf16, {s.n, s.h, s.w, s.c}}),
-                         b.input("1", {DType::bf16, {s.k, s.taps, s.taps, s.c}}), 1, s.pad);
+  const Value image = b.input("0", {DType::bf16, {s.n, s.h, s.w, s.c}});
+  const int64_t border = s.taps - 1 - s.pad;
+  Value x = s.is_turned ? b.conv_dgrad(image, b.input("1", {DType::bf16, {s.c, s.taps, s.taps, s.k}}),
+                                       {1, border, s.h + s.taps - 1 - 2 * border, s.w + s.taps - 1 - 2 * border})
+                        : b.conv_fprop(image, b.input("1", {DType::bf16, {s.k, s.taps, s.taps, s.c}}), 1, s.pad);
   const Shape shape = b.shape(x);
   int inputs = 2;
   const auto input = [&](const Type& type) { return b.input(std::to_string(inputs++), type); };
@@ -88,6 +93,11 @@ std::vector<Case> cases() {
       {"pointwise", conv({3, 5, 7, 72, 136, 1, 0}, After::all)},
       {"pointwise_ring", conv({2, 10, 14, 1600, 40, 1, 0}, After::residual)},
       {"one_pixel", conv({1, 1, 1, 8, 8, 1, 0}, After::bias)},
+      // The filter where it lies.
+      {"turned", conv({2, 18, 9, 72, 40, 3, 1, true}, After::all)},
+      {"turned_ring", conv({2, 8, 16, 328, 136, 3, 1, true}, After::residual)},
+      {"turned_no_border", conv({2, 7, 9, 40, 64, 3, 0, true}, After::bias)},
+      {"turned_pointwise", conv({3, 5, 7, 136, 72, 1, 0, true}, After::bias)},
       {"residual_in_place", conv({2, 9, 8, 64, 64}, After::residual), {.in_place = {{0, 2}}}},
       {"aligned_16", conv({1, 8, 8, 24, 24}, After::residual), {.alignment = 16}},
   };
@@ -136,40 +146,89 @@ TEST(ConvWgmma, AnImageHasTheSameBitsInEveryBatchFromOneSource) {
 /// Bodies whose candidates are of every kind: taps resident or not, halos of one chunk or several, several images.
 std::vector<Graph> tiled() {
   return {conv({2, 18, 9, 64, 64}, After::residual), conv({2, 16, 16, 136, 72}, After::bias),
-          conv({5, 7, 7, 64, 64}, After::time), conv({2, 9, 20, 192, 72, 1, 0}, After::all)};
+          conv({5, 7, 7, 64, 64}, After::time), conv({2, 9, 20, 192, 72, 1, 0}, After::all),
+          conv({3, 7, 7, 136, 72, 3, 1, true}, After::residual)};
+}
+
+/// Runs the body with the candidates that `takes` of its choice, and expects what the first one gives.
+void expect_same_bits(const Graph& body, std::set<std::string>& seen,
+                      const std::function<bool(const std::string& tile)>& takes) {
+  Placed placed = place(body, {}, h100());
+  const ir::TensorMap inputs = random_inputs(body, false);
+  const ir::Tensor first = run(body, inputs).at("0");
+  const TileChoice choice = conv_wgmma_choices(placed.spec).at(0);
+  for (size_t i = 0; i < choice.tiles.size(); ++i) {
+    if (!takes(choice.tiles[i])) continue;
+    placed.spec.tiles = {i};
+    EXPECT_EQ(run_drafts(placed, emitted(placed), inputs, "sm_90a").at("0").data, first.data) << choice.tiles[i];
+    seen.insert(choice.tiles[i]);
+  }
 }
 
 TEST(ConvWgmmaTiles, NoneChangesABit) {
   std::set<std::string> seen;
   for (const Graph& body : tiled()) {
-    const Placed placed = place(body, {}, h100());
-    const HaloConv found = *halo_conv(placed.spec);
-    const ir::TensorMap inputs = random_inputs(body, false);
-    const ir::Tensor first = run(body, inputs).at("0");
-    for (const HaloTile& tile : candidates(found, h100())) {
-      Recorder recorder;
-      recorder.launch(halo_conv_kernel(placed.spec, found, tile));
-      EXPECT_EQ(run_drafts(placed, recorder, inputs, "sm_90a").at("0").data, first.data) << to_string(tile);
-      seen.insert(to_string(tile));
-    }
+    std::set<char> consumers;  // Each number of them once for each body.
+    expect_same_bits(body, seen, [&](const std::string& tile) {
+      return consumers.insert(tile[tile.find(" consumers") - 1]).second;
+    });
+    EXPECT_EQ(consumers.size(), 3u);
   }
-  EXPECT_GT(seen.size(), 15);
+  EXPECT_GT(seen.size(), 9u);
+}
+
+TEST(SlowConvWgmmaTiles, NoneOfAllChangesABit) {
+  std::set<std::string> seen;
+  for (const Graph& body : tiled()) expect_same_bits(body, seen, [](const std::string&) { return true; });
+  EXPECT_GT(seen.size(), 60);
+}
+
+// The gradient of the image from the filter as it lies has the bits of the convolution with the turned one, on the
+// engines and by the products of all architectures.
+TEST(ConvWgmma, TurningTheFilterChangesNoBit) {
+  const Shapes turned{2, 9, 7, 136, 72, 3, 1, true};
+  Shapes plain = turned;
+  plain.is_turned = false;
+  const Graph lying = conv(turned, After::residual), repacked = conv(plain, After::residual);
+  ir::TensorMap inputs = random_inputs(lying, false), same = inputs;
+  Graph repack("repack");
+  Builder b(repack);
+  repack.set_output("1", b.repack(b.input("1", inputs.at("1").type), ir::WeightLayout::flipped));
+  same["1"] = ir::run_reference(repack, {{"1", inputs.at("1")}}, {}).outputs.at("1");
+  EXPECT_EQ(run(lying, inputs).at("0").data, run(repacked, same).at("0").data);
+  const auto run_portable = [](const Graph& body, const ir::TensorMap& from) {
+    const Placed placed = place(body, {}, h100());
+    Recorder recorder;
+    emit_contraction(placed.spec, recorder);
+    return run_drafts(placed, recorder, from, "sm_90a").at("0").data;
+  };
+  EXPECT_EQ(run_portable(lying, inputs), run_portable(repacked, same));
+}
+
+/// The best `most` estimates.
+void expect_compile(const Graph& body, size_t most) {
+  const auto nvrtc = NvrtcLibrary::load();
+  if (!nvrtc) GTEST_SKIP() << "no NVRTC";
+  Placed placed = place(body, {}, h100());
+  const TileChoice choice = conv_wgmma_choices(placed.spec).at(0);
+  for (size_t i = 0; i < std::min(most, choice.at_batch.size()); ++i) {
+    placed.spec.tiles = {choice.at_batch[i]};
+    const CudaSource source = source_of(emitted(placed).drafts.front(), "sm_90a");
+    EXPECT_NO_THROW(nvrtc->compile(source)) << choice.tiles[choice.at_batch[i]];
+  }
+}
+
+TEST(ConvWgmmaTiles, ThoseOfASmallImageCompileWithoutSpills) {
+  expect_compile(conv({32, 8, 8, 128, 64, 3, 1, true}, After::residual), 6);
 }
 
 TEST(SlowConvWgmmaTiles, AllCompileWithoutSpills) {
-  const auto nvrtc = NvrtcLibrary::load();
-  if (!nvrtc) GTEST_SKIP() << "no NVRTC";
   std::vector<Graph> bodies = tiled();
   bodies.push_back(conv({2, 32, 32, 448, 64}, After::all));
   bodies.push_back(conv({2, 8, 8, 256, 64}, After::all));
-  for (const Graph& body : bodies) {
-    const Placed placed = place(body, {}, h100());
-    const HaloConv found = *halo_conv(placed.spec);
-    for (const HaloTile& tile : candidates(found, h100())) {
-      const CudaSource source = source_of(halo_conv_kernel(placed.spec, found, tile), "sm_90a");
-      EXPECT_NO_THROW(nvrtc->compile(source)) << to_string(tile);
-    }
-  }
+  bodies.push_back(conv({2, 64, 64, 64, 64}, After::residual));
+  bodies.push_back(conv({2, 16, 16, 192, 192, 1, 0, true}, After::residual));
+  for (const Graph& body : bodies) expect_compile(body, 1000);
 }
 
 // The fastest of all on an H200, or within 1 % of it.
@@ -180,15 +239,15 @@ TEST(ConvWgmmaTiles, AreThoseThatWereMeasuredToBeFast) {
     const char* best;
   };
   constexpr Row kRows[] = {
-      {{32, 64, 64, 64, 64}, After::nothing, "8x16x1 6 halos 9 taps 1 blocks"},
-      {{32, 64, 64, 64, 64}, After::residual, "8x8x1 3 halos 9 taps 2 blocks"},
-      {{32, 64, 64, 192, 64}, After::residual, "8x16x1 4 halos 12 taps 1 blocks"},
-      {{32, 64, 64, 64, 192}, After::nothing, "8x32x1 3 halos 9 taps 1 blocks"},
-      {{32, 32, 32, 128, 128}, After::residual, "8x16x1 3 halos 18 taps 1 blocks"},
-      {{32, 32, 32, 320, 128}, After::nothing, "8x16x1 4 halos 12 taps 1 blocks"},
-      {{32, 16, 16, 192, 192}, After::nothing, "8x16x1 4 halos 12 taps 1 blocks"},
-      {{32, 8, 8, 256, 256}, After::residual, "8x8x1 4 halos 12 taps 1 blocks"},
-      {{32, 64, 64, 192, 64, 1, 0}, After::residual, "8x8x1 6 halos 3 taps 2 blocks"},
+      {{32, 64, 64, 64, 64}, After::nothing, "8x16x1 2 consumers 6 halos 9 taps 1 blocks"},
+      {{32, 64, 64, 64, 64}, After::residual, "8x8x1 2 consumers 3 halos 9 taps 2 blocks"},
+      {{32, 64, 64, 192, 64}, After::residual, "8x16x1 2 consumers 4 halos 12 taps 1 blocks"},
+      {{32, 64, 64, 64, 192}, After::nothing, "8x32x1 2 consumers 3 halos 9 taps 1 blocks"},
+      {{32, 32, 32, 128, 128}, After::residual, "8x16x1 2 consumers 3 halos 18 taps 1 blocks"},
+      {{32, 32, 32, 320, 128}, After::nothing, "8x16x1 2 consumers 4 halos 12 taps 1 blocks"},
+      {{32, 16, 16, 192, 192}, After::nothing, "8x16x1 2 consumers 4 halos 12 taps 1 blocks"},
+      {{32, 8, 8, 256, 256}, After::residual, "8x8x1 2 consumers 4 halos 12 taps 1 blocks"},
+      {{32, 64, 64, 192, 64, 1, 0}, After::residual, "8x8x1 2 consumers 6 halos 3 taps 2 blocks"},
   };
   for (const Row& row : kRows) {
     const Graph body = conv(row.shapes, row.after);
@@ -199,6 +258,15 @@ TEST(ConvWgmmaTiles, AreThoseThatWereMeasuredToBeFast) {
     for (const HaloTile& tile : tiles) EXPECT_LE(shared_bytes(*found, tile), h100().shared_memory_bytes);
     EXPECT_EQ(to_string(tiles.front()), row.best) << row.shapes.h << "x" << row.shapes.w << " " << row.shapes.c;
   }
+}
+
+TEST(ConvWgmmaMaps, SayWhichWayAFilterLies) {
+  const Graph body = conv({3, 8, 8, 64, 192, 3, 1, true});
+  const Placed placed = place(body, {}, h100());
+  const KernelDraft draft = halo_conv_kernel(placed.spec, *halo_conv(placed.spec), {16, 1, 3, 9, 1});
+  EXPECT_TRUE(
+      draft.tensor_maps.at(1) ==
+      (TensorMapSpec{placed.spec.operands[1], DType::bf16, {192, 9, 64}, {384, 9 * 384}, {64, 1, 64}, {1, 1, 1}}));
 }
 
 TEST(ConvWgmmaMaps, SayWhereTensorsLie) {

@@ -3,7 +3,10 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "codegen/cuda/emit/wgrad_wgmma/problem.h"
+#include "codegen/cuda/emit/wgrad_wgmma/tiles.h"
 #include "codegen/cuda/lower_cuda.h"
 #include "codegen/jit/nvrtc.h"
 #include "ir/builder.h"
@@ -71,20 +74,28 @@ std::vector<Case> cases() {
   return {
       // Images of one tile, several to a tile, higher and wider than a tile; parts of tiles at every edge; blocks of
       // the result that share a group, and groups that share a block.
+      // Images of at most 64 pixels: blocks with whole sums, and parts of them where there are many pixels.
+      {"whole_sums", wgrad({6, 8, 8, 72, 136}, After::two_results)},
+      {"whole_sums_in_parts", wgrad({33, 8, 8, 40, 72}, After::scaled)},
+      {"whole_pointwise", wgrad({9, 5, 7, 72, 200, 1, 0}, After::scaled)},
+      {"whole_pointwise_in_parts", wgrad({33, 8, 8, 72, 40, 1, 0})},
       {"whole_tiles", wgrad({2, 32, 8, 64, 64})},
       {"one_tile", wgrad({1, 16, 8, 64, 64})},
       {"few_channels", wgrad({1, 28, 12, 24, 8}), 5},
       {"odd_channels", wgrad({2, 14, 9, 72, 40}, After::scaled), 4},
-      {"small_images", wgrad({5, 7, 7, 72, 136}, After::two_results), 7},
-      {"tiny_images", wgrad({9, 3, 5, 16, 72}), 2},
-      {"more_blocks_than_groups", wgrad({3, 8, 8, 136, 72}), 4},
+      {"small_images", wgrad({5, 7, 11, 72, 136}, After::two_results), 7},
+      {"flat_images", wgrad({9, 3, 23, 16, 72}), 2},
+      {"more_blocks_than_groups", wgrad({3, 8, 9, 136, 72}), 4},
       {"no_border", wgrad({2, 12, 11, 40, 64, 3, 0}), 3},
       {"wide_border", wgrad({1, 9, 6, 40, 64, 3, 2}), 3},
-      {"pointwise", wgrad({3, 5, 7, 72, 136, 1, 0}, After::scaled), 2},
+      {"pointwise", wgrad({3, 5, 17, 72, 136, 1, 0}, After::scaled), 2},
       {"pointwise_blocks", wgrad({2, 10, 14, 328, 200, 1, 0}), 5},
       {"one_pixel", wgrad({1, 1, 1, 8, 8, 1, 0})},
-      {"aligned_16", wgrad({1, 8, 8, 24, 24}, After::scaled), 3, {.alignment = 16}},
-      {"half_wanted", wgrad({2, 8, 8, 24, 24}, After::two_results), 3, {.unwanted = {0}}},
+      {"aligned_16", wgrad({1, 8, 9, 24, 24}, After::scaled), 3, {.alignment = 16}},
+      {"whole_aligned_16", wgrad({1, 8, 8, 24, 24}, After::scaled), 3, {.alignment = 16}},
+      {"half_wanted", wgrad({2, 8, 9, 24, 24}, After::two_results), 3, {.unwanted = {0}}},
+      {"whole_half_wanted", wgrad({2, 8, 8, 24, 24}, After::two_results), 3, {.unwanted = {0}}},
+      {"whole_tiny_images", wgrad({9, 3, 5, 16, 72}), 2},
   };
 }
 
@@ -118,19 +129,78 @@ TEST(WgradWgmma, TheBatchIsNotInTheSource) {
   for (size_t i = 0; i < 2; ++i) EXPECT_EQ(of_small.drafts[i].source, of_large.drafts[i].source);
 }
 
+// Up to 2048 pixels one kernel does it all; above, the same kernel leaves parts to a second one.
+TEST(WgradWgmma, ManySmallImagesAreAddedByASecondKernel) {
+  const Recorder few = emitted(place(wgrad({32, 8, 8, 128, 64}), {}, h100()));
+  const Recorder many = emitted(place(wgrad({33, 8, 8, 128, 64}), {}, h100()));
+  ASSERT_EQ(few.drafts.size(), 1);
+  ASSERT_EQ(many.drafts.size(), 2);
+  EXPECT_EQ(few.workspace_bytes, 0);
+  EXPECT_EQ(few.drafts[0].source, many.drafts[0].source);
+  EXPECT_EQ(many.drafts[0].grid.x, 2 * few.drafts[0].grid.x);
+}
+
+std::vector<Graph> tiled() {
+  return {wgrad({5, 7, 7, 72, 136}, After::scaled), wgrad({33, 8, 8, 8, 72}), wgrad({9, 5, 7, 72, 136, 1, 0}),
+          wgrad({1, 20, 20, 72, 40})};
+}
+
+TEST(WgradWgmmaTiles, NoneChangesABit) {
+  std::set<std::string> seen;
+  for (const Graph& body : tiled()) {
+    const ir::DeviceSpec device = with_processors(3);
+    Placed placed = place(body, {}, device);
+    const ir::TensorMap inputs = random_inputs(body, false);
+    const ir::Tensor first = run_drafts(placed, emitted(placed), inputs, "sm_90a").at("0");
+    const TileChoice choice = wgrad_wgmma_choices(placed.spec).at(0);
+    std::set<std::string> kinds;  // Blocks of each kind, with any ring.
+    for (size_t i = 0; i < choice.tiles.size(); ++i) {
+      seen.insert(choice.tiles[i]);
+      if (!kinds.insert(choice.tiles[i].substr(0, choice.tiles[i].find(" slots") - 2)).second) continue;
+      placed.spec.tiles = {i};
+      EXPECT_EQ(run_drafts(placed, emitted(placed), inputs, "sm_90a").at("0").data, first.data) << choice.tiles[i];
+    }
+  }
+  EXPECT_GT(seen.size(), 10u);
+}
+
+void expect_compile(const Graph& body) {
+  const auto nvrtc = NvrtcLibrary::load();
+  if (!nvrtc) GTEST_SKIP() << "no NVRTC";
+  Placed placed = place(body, {}, h100());
+  const TileChoice choice = wgrad_wgmma_choices(placed.spec).at(0);
+  for (size_t i = 0; i < choice.tiles.size(); ++i) {
+    placed.spec.tiles = {i};
+    const CudaSource source = source_of(emitted(placed).drafts.front(), "sm_90a");
+    EXPECT_NO_THROW(nvrtc->compile(source)) << choice.tiles[i];
+  }
+}
+
+TEST(WgradWgmmaTiles, ThoseOfASmallImageCompileWithoutSpills) {
+  expect_compile(wgrad({32, 8, 8, 256, 256}, After::two_results));
+}
+
+TEST(SlowWgradWgmmaTiles, AllCompileWithoutSpills) {
+  for (const Graph& body : tiled()) expect_compile(body);
+  expect_compile(wgrad({32, 8, 8, 256, 768, 1, 0}, After::two_results));
+  expect_compile(wgrad({32, 64, 64, 192, 64}));
+  expect_compile(wgrad({32, 16, 16, 192, 576, 1, 0}));
+}
+
 TEST(WgradWgmma, CutsTheMeasuredShapes) {
   struct Row {
     Shapes shapes;
     int64_t rows, images, blocks, tiles, groups;
   };
   // One group for each processor; where even shares of whole blocks cost less than a tile more, those; where there is
-  // less to do than the partial sums cost, fewer.
+  // less to do than the partial sums cost, fewer. Of small images, one for each block of the result.
   for (const Row& row :
        {Row{{32, 64, 64, 64, 64}, 16, 1, 1, 1024, 132}, Row{{32, 64, 64, 192, 64}, 16, 1, 3, 1024, 132},
         Row{{32, 32, 32, 320, 128}, 16, 1, 10, 256, 130}, Row{{32, 16, 16, 192, 192}, 16, 1, 9, 64, 126},
-        Row{{32, 8, 8, 256, 256}, 8, 2, 16, 16, 128}, Row{{32, 64, 64, 192, 192}, 16, 1, 9, 1024, 132},
-        Row{{32, 8, 8, 768, 768}, 8, 2, 144, 16, 132}, Row{{2, 28, 28, 64, 64}, 14, 1, 1, 16, 7},
-        Row{{32, 64, 64, 192, 64, 1, 0}, 8, 1, 1, 2048, 132}, Row{{32, 8, 8, 256, 768, 1, 0}, 8, 1, 8, 32, 40}}) {
+        Row{{32, 8, 8, 256, 256}, 8, 2, 48, 16, 48}, Row{{128, 8, 8, 256, 256}, 8, 2, 48, 64, 192},
+        Row{{32, 8, 8, 512, 256}, 8, 2, 96, 16, 96}, Row{{32, 64, 64, 192, 192}, 16, 1, 9, 1024, 132},
+        Row{{32, 8, 8, 768, 768}, 8, 2, 216, 16, 216}, Row{{2, 28, 28, 64, 64}, 14, 1, 1, 16, 7},
+        Row{{32, 64, 64, 192, 64, 1, 0}, 8, 1, 1, 2048, 132}, Row{{32, 8, 8, 256, 768, 1, 0}, 8, 1, 48, 32, 48}}) {
     const Graph body = wgrad(row.shapes);
     const Placed placed = place(body, {}, h100());
     const auto w = halo_wgrad(placed.spec);
@@ -138,11 +208,12 @@ TEST(WgradWgmma, CutsTheMeasuredShapes) {
     const std::string where = fmt::format("{}x{} {} to {}", w->height, w->width, w->inputs, w->outputs);
     EXPECT_EQ(w->rows, row.rows) << where;
     EXPECT_EQ(w->images, row.images) << where;
-    EXPECT_EQ(w->blocks(), row.blocks) << where;
+    const WgradTile tile = candidates(*w, h100()).front();
+    EXPECT_EQ(block_count(*w, tile), row.blocks) << where;
     EXPECT_EQ(w->tiles(), row.tiles) << where;
-    EXPECT_EQ(w->groups(h100()), row.groups) << where;
-    EXPECT_GE(w->slots(h100()), 3) << where;
-    EXPECT_LE(w->shared_bytes(w->slots(h100())), h100().shared_memory_bytes) << where;
+    EXPECT_EQ(group_count(*w, tile, h100()), row.groups) << where;
+    EXPECT_GE(tile.slots, 3) << where;
+    EXPECT_LE(shared_bytes(*w, tile), h100().shared_memory_bytes) << where;
   }
 }
 
@@ -172,7 +243,7 @@ TEST(WgradWgmma, IsChosenOnHopperAlone) {
   graph.set_output("dw", b.conv_wgrad(x, dy, {1, 1, 3, 3}));
   for (const auto& [device, expected] : {std::pair("h100", true), {"h200", true}, {"a100", false}, {"b200", false}}) {
     const CudaPlan plan = lower_cuda(graph, passes::plan_memory(graph), *ir::find_device_spec(device));
-    ASSERT_EQ(plan.calls.size(), 2) << device;
+    ASSERT_EQ(plan.calls.size(), expected ? 1 : 2) << device;
     EXPECT_EQ(!plan.calls[0].tensor_maps.empty(), expected) << device;
   }
 }

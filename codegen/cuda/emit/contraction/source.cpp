@@ -28,9 +28,15 @@ std::string block_type(const GemmProblem& p, const GemmTile& tile) {
                      kEnumerators[static_cast<int>(p.product)], operands);
 }
 
+/// A conv_dgrad of stride 1 is computed as the conv_fprop of the turned filter is, in the same order: taps from the
+/// last one of the filter to the first.
+bool is_turned(const GemmProblem& p) { return p.op == Op::conv_dgrad && p.stride == 1; }
+/// By phases of the result's pixels.
+bool is_phased(const GemmProblem& p) { return p.op == Op::conv_dgrad && p.stride > 1; }
+
 /// The image that rows or columns are gathered from.
 std::string window_type(const GemmProblem& p) {
-  const bool backwards = p.op == Op::conv_dgrad;
+  const bool backwards = is_phased(p);
   return fmt::format("gemm::Window<{}, {}, {}, {}, {}, {}, {}>", p.height, p.width, p.channels, p.rows_h, p.rows_w,
                      backwards ? 1 : p.stride, backwards ? -1 : 1);
 }
@@ -49,8 +55,9 @@ Loader loader_a(const GemmProblem& p) {
     return {loader_type("MatrixColumns", 'A', p.a.copy, fmt::format("{}, index_t", p.rows)),
             "static_cast<int>(first_row)"};
   }
-  const std::string origin =
-      p.op == Op::conv_dgrad ? "phase_y.origin, phase_x.origin" : fmt::format("{}, {}", -p.pad, -p.pad);
+  const std::string origin = is_phased(p)   ? "phase_y.origin, phase_x.origin"
+                             : is_turned(p) ? fmt::format("{}, {}", p.pad - p.r + 1, p.pad - p.s + 1)
+                                            : fmt::format("{}, {}", -p.pad, -p.pad);
   return {loader_type("ImageRows", 'A', p.a.copy, window_type(p) + ", index_t"), "first_row, row_count, " + origin};
 }
 
@@ -60,8 +67,10 @@ Loader loader_b(const GemmProblem& p) {
       return {loader_type("FilterRows", 'B', p.b.copy, fmt::format("{}, {}, index_t", p.s, p.channels)),
               fmt::format("first_column, {}, {}", p.columns, p.r * p.s * p.channels)};
     case Op::conv_dgrad:
-      return {loader_type("FilterColumns", 'B', p.b.copy, fmt::format("{}, {}, {}, {}", p.r, p.s, p.columns, p.stride)),
-              "first_column, phase_y.first, phase_x.first"};
+      return {loader_type("FilterColumns", 'B', p.b.copy,
+                          fmt::format("{}, {}, {}, {}", p.r, p.s, p.columns, is_turned(p) ? -1 : p.stride)),
+              is_turned(p) ? fmt::format("first_column, {}, {}", p.r - 1, p.s - 1)
+                           : "first_column, phase_y.first, phase_x.first"};
     case Op::conv_wgrad:
       return {loader_type("ImageColumns", 'B', p.b.copy, fmt::format("{}, {}, {}, index_t", window_type(p), p.r, p.s)),
               fmt::format("first_column, {}, {}", -p.pad, -p.pad)};
@@ -80,7 +89,7 @@ std::string cursor(const GemmProblem& p) {
   if (p.sums_batch) return "gemm::RangeCursor<index_t> cursor(first_k, end_k);\n";
   if (p.op == Op::matmul) return fmt::format("const gemm::RangeCursor<index_t> cursor(0, {});\n", p.depth);
   return fmt::format("const gemm::TapCursor<{}, {}> cursor({});\n", p.channels, p.chunk(),
-                     p.op == Op::conv_dgrad ? "phase_y.count, phase_x.count" : fmt::format("{}, {}", p.r, p.s));
+                     is_phased(p) ? "phase_y.count, phase_x.count" : fmt::format("{}, {}", p.r, p.s));
 }
 
 /// The block's place, from its number. Blocks that follow each other share rows: the columns' operand is small, or its
@@ -92,7 +101,7 @@ std::string placement(const GemmProblem& p, const GemmTile& tile) {
       "const int place = quotient<{0}>(static_cast<int>(blockIdx.x));\n"
       "const int first_column = column_tile * {1};\n",
       column_tiles, tile.n);
-  if (p.op == Op::conv_dgrad) {
+  if (is_phased(p)) {
     code += fmt::format(
         "const int phase = remainder_of<{0}>(place);\n"
         "const gemm::Phase phase_y = gemm::phase_of(quotient<{1}>(phase), {2}, {1}, {4});\n"

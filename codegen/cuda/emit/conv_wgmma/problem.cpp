@@ -1,5 +1,7 @@
 #include "codegen/cuda/emit/conv_wgmma/problem.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <vector>
 
@@ -67,25 +69,33 @@ std::optional<HaloConv> halo_conv(const KernelSpec& spec) {
   const ir::Graph& body = spec.body;
   HaloConv c;
   c.value = find_contraction(body);
-  if (spec.device.architecture != 90 || !c.value.valid() || body.node(c.value).op != Op::conv_fprop) return {};
+  if (spec.device.architecture != 90 || !c.value.valid()) return {};
+  c.is_turned = body.node(c.value).op == Op::conv_dgrad;
+  if (!c.is_turned && body.node(c.value).op != Op::conv_fprop) return {};
   if (body.outputs().size() != 1 || !spec.wanted(0) || !is_epilogue(body, c.value)) return {};
   const ir::Node& node = body.node(c.value);
-  const auto& attrs = node.as<ir::ConvAttrs>();
   const ir::Type &image = body.type(node.operands[0]), &filter = body.type(node.operands[1]);
   const ir::Type& result = body.type(body.outputs()[0].value);
   if (image.dtype != DType::bf16 || result != ir::Type{DType::bf16, node.types[0].shape}) return {};
-  if (attrs.stride != 1 || filter.shape[1] != filter.shape[2]) return {};
+  const int64_t stride = c.is_turned ? node.as<ir::ConvDgradAttrs>().stride : node.as<ir::ConvAttrs>().stride;
+  if (stride != 1 || filter.shape[1] != filter.shape[2]) return {};
   c.image = input_number(body.node(node.operands[0])), c.filter = input_number(body.node(node.operands[1]));
   c.batch = image.shape[0], c.image_h = image.shape[1], c.image_w = image.shape[2], c.inputs = image.shape[3];
   c.height = result.shape[1], c.width = result.shape[2], c.outputs = result.shape[3];
-  c.taps = filter.shape[1], c.pad = attrs.pad;
+  c.taps = filter.shape[1];
+  c.pad = c.is_turned ? c.taps - 1 - node.as<ir::ConvDgradAttrs>().pad : node.as<ir::ConvAttrs>().pad;
   const auto aligned = [&](int input) { return spec.alignment[static_cast<size_t>(input)] >= kEngineAlignment; };
-  if (!takes_halo(c.taps, c.pad, c.inputs, c.outputs, c.batch * c.image_h * c.image_w)) return {};
+  if (c.pad < 0 || !takes_halo(c.taps, c.pad, c.inputs, c.outputs, c.batch * c.image_h * c.image_w)) return {};
   if (!aligned(c.image) || !aligned(c.filter) || spec.result_alignment[0] < kEngineAlignment) return {};
   if (!has_operands_alone(body, c.value)) return {};
   if (c.is_line() && !depends_on_channels_alone(body, c.value)) return {};
   if (!fits_operands(spec, c) || (c.residual >= 0 && !is_read_in_place(body, c.residual))) return {};
   return c;
+}
+
+std::string geometry(const HaloConv& c) {
+  return fmt::format("engines {}x{}x{} to {}x{}x{}, filter {}x{}, pad {}{}", c.image_h, c.image_w, c.inputs, c.height,
+                     c.width, c.outputs, c.taps, c.taps, c.pad, c.is_turned ? ", turned" : "");
 }
 
 }  // namespace difuse::codegen::cuda

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 
 #include "codegen/cuda/kernel_spec.h"
 #include "ir/graph.h"
@@ -17,15 +18,19 @@ struct HaloConv {
   int64_t image_h = 0, image_w = 0, inputs = 0;  ///< Of the image.
   int64_t height = 0, width = 0, outputs = 0;    ///< Of the result.
   int64_t taps = 1, pad = 0;                     ///< A filter of taps x taps.
+  bool is_turned = false;                        ///< A conv_dgrad: the filter lies as [inputs, taps, taps, outputs].
 
   /// A filter of one tap sees all pixels of all images as one line.
   bool is_line() const { return taps == 1; }
   int64_t chunks() const { return (inputs + 63) / 64; }
 };
 
-/// A stride-1 conv_fprop in bf16 with a filter of 1 x 1 or 3 x 3 and channel counts that are multiples of 8 (a row of
-/// the copy engine's is a multiple of 16 bytes), one bf16 result, and at most one further operand of an image's size.
-/// Nothing for what is left to the other emitters.
+/// A conv_fprop or conv_dgrad of stride 1 in bf16 with a filter of 1 x 1 or 3 x 3 and channel counts that are multiples
+/// of 8 (a row of the copy engine's is a multiple of 16 bytes), one bf16 result, and at most one further operand of an
+/// image's size. Nothing for what is left to the other emitters.
 std::optional<HaloConv> halo_conv(const KernelSpec& spec);
+
+/// What is the same at every batch, in one line: "engines 64x64x128 to 64x64x64, filter 3x3, pad 1, turned".
+std::string geometry(const HaloConv& conv);
 
 }  // namespace difuse::codegen::cuda

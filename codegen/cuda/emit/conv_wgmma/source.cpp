@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <utility>
+
 #include "codegen/cuda/source/body_code.h"
 #include "codegen/cuda/source/device_source.h"
 #include "codegen/cuda/source/parameters.h"
@@ -35,8 +37,9 @@ Parameters::Maps tensor_maps(const KernelSpec& spec, const HaloConv& c, const Ha
   const auto operand = [&](int input) { return spec.operands[static_cast<size_t>(input)]; };
   Parameters::Maps maps;
   maps.operands[static_cast<size_t>(c.image)] = image_map(c, tile, operand(c.image));
+  const auto [slow, fast] = c.is_turned ? std::pair(c.inputs, c.outputs) : std::pair(c.outputs, c.inputs);
   maps.operands[static_cast<size_t>(c.filter)] =
-      dense_map(operand(c.filter), {c.outputs, c.taps * c.taps, c.inputs}, {64, 1, 64});
+      dense_map(operand(c.filter), {slow, c.taps * c.taps, fast}, {64, 1, 64});
   if (c.residual >= 0) {
     maps.operands[static_cast<size_t>(c.residual)] = result_map(c, tile, operand(c.residual));
   }
@@ -45,9 +48,9 @@ Parameters::Maps tensor_maps(const KernelSpec& spec, const HaloConv& c, const Ha
 }
 
 std::string layout_type(const HaloConv& c, const HaloTile& tile) {
-  return fmt::format("conv::Layout<conv::Problem<{}, {}, {}, {}, {}, {}>, conv::Tile<{}, {}, {}, {}, {}>>",
+  return fmt::format("conv::Layout<conv::Problem<{}, {}, {}, {}, {}, {}, {}>, conv::Tile<{}, {}, {}, {}, {}, {}>>",
                      c.is_line() ? 1 : c.height, c.is_line() ? 1 : c.width, c.inputs, c.outputs, c.taps, c.pad,
-                     tile.rows, tile.images, tile.halo_slots, tile.tap_slots, tile.blocks);
+                     c.is_turned, tile.rows, tile.images, tile.halo_slots, tile.tap_slots, tile.blocks, tile.consumers);
 }
 
 /// What is done with the sums of one output channel in one image of the tile, `lanes` of them to a thread. Operands are

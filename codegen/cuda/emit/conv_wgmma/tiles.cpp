@@ -3,14 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "codegen/cuda/source/extents.h"
 
 namespace difuse::codegen::cuda {
 namespace {
 
-constexpr int64_t kUsualBatch = 32;
-constexpr int64_t kTapBytes = 64 * 128, kConsumers = 2;
+constexpr int64_t kTapBytes = 64 * 128;
 constexpr int64_t kMostHaloSlots = 6, kMostTapSlots = 12;
 constexpr int64_t kLeastTapSlots = 4;
 
@@ -24,38 +24,51 @@ int64_t room_of(int64_t blocks, const ir::DeviceSpec& device) {
   return (device.shared_memory_bytes + kReserved) / blocks - kReserved;
 }
 
-/// Of a consumer's tile: as many as its threads have registers for.
-int64_t most_pixels(const HaloConv& conv, int64_t blocks) { return blocks == 1 ? 256 : conv.residual < 0 ? 128 : 64; }
+/// Registers of a consumer's thread: what the producer leaves of all (device/conv_wgmma.cuh), or an equal share.
+int64_t registers_of(const HaloTile& tile) {
+  constexpr int64_t kAll = 65536, kMost = 232, kOfThree = 160;
+  if (tile.blocks == 1) return tile.consumers == 3 ? kOfThree : kMost;
+  return std::min(kMost, kAll / tile.blocks / threads(tile) / 8 * 8);
+}
+
+/// What a tile takes of them: its sums, and what else there is.
+int64_t needed_registers(const HaloConv& conv, const HaloTile& tile) {
+  return conv.residual < 0 ? tile.pixels() / 2 + 48 : tile.pixels() * 5 / 8 + 64;
+}
 
 void add_resident(std::vector<HaloTile>& tiles, const HaloConv& conv, HaloTile tile, int64_t room) {
   tile.tap_slots = all_taps(conv), tile.halo_slots = kMostHaloSlots;
   while (tile.halo_slots > 0 && shared_bytes(conv, tile) > room) --tile.halo_slots;
   // One halo for each consumer, and one on its way.
-  if (tile.halo_slots > kConsumers) tiles.push_back(tile);
+  if (tile.halo_slots > tile.consumers) tiles.push_back(tile);
 }
 
-/// Two halos for each consumer; one where it needs no other for the tile, and another block has work meanwhile. What is
-/// left goes to the taps.
+/// Two halos for each consumer, or three; one where it needs no other for the tile, and another block has work
+/// meanwhile. What is left goes to the taps.
 void add_ring(std::vector<HaloTile>& tiles, const HaloConv& conv, HaloTile tile, int64_t room) {
   const int64_t most = std::min(kMostTapSlots, all_taps(conv) - 1), least = std::min(kLeastTapSlots, most);
   if (most < 2) return;  // A tap is given back when the next one has begun.
-  for (tile.halo_slots = 2 * kConsumers;
-       tile.halo_slots >= (tile.blocks == 1 || conv.chunks() > 1 ? 2 : 1) * kConsumers; tile.halo_slots -= kConsumers) {
-    tile.tap_slots = most;
+  const auto add = [&](int64_t halos) {
+    tile.halo_slots = halos * tile.consumers, tile.tap_slots = most;
     while (tile.tap_slots > 0 && shared_bytes(conv, tile) > room) --tile.tap_slots;
-    if (tile.tap_slots < least) continue;
+    if (tile.tap_slots < least) return false;
     tiles.push_back(tile);
-    return;
-  }
+    return true;
+  };
+  if (!add(2) && tile.blocks > 1 && conv.chunks() == 1) add(1);
+  if (conv.chunks() > 2) add(3);
 }
 
 }  // namespace
 
 std::string to_string(const HaloTile& t) {
-  return fmt::format("8x{}x{} {} halos {} taps {} blocks", t.rows, t.images, t.halo_slots, t.tap_slots, t.blocks);
+  return fmt::format("8x{}x{} {} consumers {} halos {} taps {} blocks", t.rows, t.images, t.consumers, t.halo_slots,
+                     t.tap_slots, t.blocks);
 }
 
-int threads(const HaloTile& tile) { return 256 + (tile.blocks == 1 ? 128 : 32); }
+int threads(const HaloTile& tile) {
+  return static_cast<int>(128 * tile.consumers) + (tile.blocks == 1 && tile.consumers > 1 ? 128 : 32);
+}
 
 bool is_resident(const HaloConv& conv, const HaloTile& tile) { return tile.tap_slots == all_taps(conv); }
 
@@ -65,14 +78,14 @@ int64_t halo_bytes(const HaloConv& conv, const HaloTile& tile) {
 
 int64_t shared_bytes(const HaloConv& conv, const HaloTile& tile) {
   return tile.halo_slots * halo_slot(conv, tile) + tile.tap_slots * kTapBytes +
-         8 * (2 * tile.halo_slots + 2 * tile.tap_slots + kConsumers);
+         8 * (2 * tile.halo_slots + 2 * tile.tap_slots + tile.consumers);
 }
 
 int64_t work_count(const HaloConv& conv, const HaloTile& tile, int64_t batch) {
   const int64_t tiles = conv.is_line()
                             ? ceil_div(batch * conv.height * conv.width, tile.pixels())
                             : ceil_div(conv.width, 8) * ceil_div(conv.height, tile.rows) * ceil_div(batch, tile.images);
-  return ceil_div(tiles, kConsumers) * ceil_div(conv.outputs, 64);
+  return ceil_div(tiles, tile.consumers) * ceil_div(conv.outputs, 64);
 }
 
 int64_t block_count(const HaloConv& conv, const HaloTile& tile, int64_t works, const ir::DeviceSpec& device) {
@@ -82,12 +95,13 @@ int64_t block_count(const HaloConv& conv, const HaloTile& tile, int64_t works, c
   return std::max(blocks / unit, int64_t{1}) * unit;
 }
 
-double estimated_cycles(const HaloConv& conv, const HaloTile& tile, const ir::DeviceSpec& device) {
-  // Fitted to the times of 173 candidates for 14 shapes on an H200, with and without a residual: 12 % off, and what it
-  // chooses is 0.4 % slower than the fastest. Bytes a cycle from L2, of all processors together and of one:
+double estimated_cycles(const HaloConv& conv, const HaloTile& tile, const ir::DeviceSpec& device, int64_t batch) {
+  // Fitted to the times of 173 candidates of two consumers for 14 shapes on an H200, with and without a residual: 12 %
+  // off, and what it chooses is 0.4 % slower than the fastest. Bytes a cycle from L2, of all processors together and of
+  // one:
   constexpr double kSharedRate = 4500, kOwnRate = 90;
   constexpr double kLaunch = 4500;
-  const int64_t works = work_count(conv, tile, kUsualBatch), blocks = block_count(conv, tile, works, device);
+  const int64_t works = work_count(conv, tile, batch), blocks = block_count(conv, tile, works, device);
   const auto rounds = static_cast<double>(ceil_div(works, blocks));
   const auto company = static_cast<double>(ceil_div(blocks, device.processors));
   const double rate = std::min(kOwnRate, kSharedRate / static_cast<double>(std::min(blocks, device.processors)));
@@ -96,34 +110,44 @@ double estimated_cycles(const HaloConv& conv, const HaloTile& tile, const ir::De
   // An instruction of N pixels takes N / 2 cycles; those of 64 pixels are bound by what they read.
   const int64_t steps = ceil_div(conv.inputs, 16) * conv.taps * conv.taps;
   const auto halo = static_cast<double>(halo_bytes(conv, tile)), pixels = static_cast<double>(tile.pixels());
-  const double product = static_cast<double>(steps * kConsumers) * pixels / 2 * (tile.rows == 8 ? 1.1 : 1.0);
+  const double product = static_cast<double>(steps * tile.consumers) * pixels / 2 * (tile.rows == 8 ? 1.1 : 1.0);
   const auto taps = static_cast<double>(all_taps(conv) * kTapBytes);
   const double results = pixels * 128 * (conv.residual < 0 ? 1 : 2);
-  const double bytes = kConsumers * (static_cast<double>(conv.chunks()) * halo + results) + (resident ? 0 : taps);
+  const double bytes = static_cast<double>(tile.consumers) * (static_cast<double>(conv.chunks()) * halo + results) +
+                       (resident ? 0 : taps);
 
-  // Between two works: with its taps resident, one consumer stores while the other multiplies.
-  double between = resident ? 900 : 12 * pixels;
-  if (conv.residual >= 0) between += (resident ? 20 : 16) * pixels;
+  // Between two works: where they take turns, one consumer stores while another multiplies.
+  const bool in_turns = resident && tile.consumers > 1;
+  double between = in_turns ? 900 : 12 * pixels;
+  if (conv.residual >= 0) between += (in_turns ? 20 : 16) * pixels;
   if (company > 1) between *= 1.2;
-  if (!resident && tile.halo_slots == kConsumers) between += halo / rate + 1000;
-  return kLaunch + halo / rate + rounds * (std::max(product, bytes / rate) * company + between) + 14 * pixels;
+  if (!resident && tile.halo_slots == tile.consumers) between += halo / rate + 1000;
+  // More halos than one in use and one on its way are for when the estimate is wrong.
+  const double deep = !resident && tile.halo_slots > 2 * tile.consumers ? 1.03 : 1.0;
+  return deep * (kLaunch + halo / rate + rounds * (std::max(product, bytes / rate) * company + between) + 14 * pixels);
 }
 
 std::vector<HaloTile> candidates(const HaloConv& conv, const ir::DeviceSpec& device) {
   std::vector<HaloTile> tiles;
-  for (const int64_t blocks : {1, 2}) {
+  // Blocks of a processor, and consumers.
+  constexpr std::pair<int64_t, int64_t> kTeams[] = {{1, 2}, {2, 2}, {1, 3}, {1, 1}, {2, 1}, {3, 1}};
+  for (const auto& [blocks, consumers] : kTeams) {
     const int64_t room = room_of(blocks, device);
     for (const int64_t rows : {32, 16, 8}) {
-      for (int64_t images = 1; rows * images * 8 <= most_pixels(conv, blocks); images *= 2) {
+      for (int64_t images = 1; rows * images * 8 <= 256; images *= 2) {
         // Several images only where one tile covers an image's height.
         if (images > 1 && (conv.is_line() || rows < conv.height)) break;
-        const HaloTile shape{rows, images, 0, 0, blocks};
+        const HaloTile shape{rows, images, 0, 0, blocks, consumers};
+        if (needed_registers(conv, shape) > registers_of(shape)) break;
         add_resident(tiles, conv, shape, room);
         add_ring(tiles, conv, shape, room);
       }
     }
   }
-  std::ranges::stable_sort(tiles, {}, [&](const HaloTile& tile) { return estimated_cycles(conv, tile, device); });
+  // Unmeasured, a tile is taken from those that the estimate was fitted to.
+  std::ranges::stable_sort(tiles, {}, [&](const HaloTile& tile) {
+    return std::pair(tile.consumers != 2, estimated_cycles(conv, tile, device));
+  });
   return tiles;
 }
 

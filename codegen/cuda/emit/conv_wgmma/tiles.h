@@ -15,12 +15,13 @@ struct HaloTile {
   int64_t rows = 32, images = 1;
   int64_t halo_slots = 4, tap_slots = 6;
   int64_t blocks = 1;  ///< Of a processor at once.
+  int64_t consumers = 2;
 
   int64_t pixels() const { return 8 * rows * images; }
   bool operator==(const HaloTile&) const = default;
 };
 
-/// "8x32x1 4 halos 6 taps 1 blocks"
+/// "8x32x1 2 consumers 4 halos 6 taps 1 blocks"
 std::string to_string(const HaloTile& tile);
 
 /// Whether all taps of 64 output channels stay in shared memory.
@@ -33,16 +34,20 @@ int64_t halo_bytes(const HaloConv& conv, const HaloTile& tile);
 int threads(const HaloTile& tile);
 int64_t shared_bytes(const HaloConv& conv, const HaloTile& tile);
 
-/// Pairs of tiles, times the output channels in 64s: what the blocks share out.
+/// Sets of tiles, one for each consumer, times the output channels in 64s: what the blocks share out.
 int64_t work_count(const HaloConv& conv, const HaloTile& tile, int64_t batch);
 
 /// At most as many as the processors have at once.
 int64_t block_count(const HaloConv& conv, const HaloTile& tile, int64_t works, const ir::DeviceSpec& device);
 
-/// All that fit, the one with the least estimated time first; at least one. Depends on nothing that holds the batch.
+/// All that fit: those of two consumers first, and of either kind the one with the least estimated time first; at least
+/// one. Depends on nothing that holds the batch.
 std::vector<HaloTile> candidates(const HaloConv& conv, const ir::DeviceSpec& device);
 
-/// The estimate, in cycles, at the usual batch.
-double estimated_cycles(const HaloConv& conv, const HaloTile& tile, const ir::DeviceSpec& device);
+constexpr int64_t kUsualBatch = 32;
+
+/// The estimate, in cycles.
+double estimated_cycles(const HaloConv& conv, const HaloTile& tile, const ir::DeviceSpec& device,
+                        int64_t batch = kUsualBatch);
 
 }  // namespace difuse::codegen::cuda

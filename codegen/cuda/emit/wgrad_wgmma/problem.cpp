@@ -1,5 +1,7 @@
 #include "codegen/cuda/emit/wgrad_wgmma/problem.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "codegen/cuda/emit/contraction/problem.h"
@@ -19,22 +21,14 @@ namespace {
 
 constexpr int64_t kTileRows = 16;  // Of 8 pixels: 128 pixels amortise the barriers, and five tiles fit.
 constexpr int64_t kLineRows = 8;
-// 64 x 192 sums are 96 registers of a thread, and three consumers have room for them.
-constexpr int64_t kMostChunks = 3;
-constexpr int64_t kMostSlots = 8;
-// Of a group's products: with less work, writing its partial sums and adding them costs more than the processor saves.
-constexpr int64_t kLeastCycles = 4608;
-
-/// The fewest of equal parts.
-int64_t chunks_of(int64_t channels) {
-  const int64_t all = ceil_div(channels, 64);
-  return ceil_div(all, ceil_div(all, kMostChunks));
-}
+// 128 instructions of 16 pixels and 192 columns take about 7 microseconds, what 20 MB of partial sums cost both
+// kernels: 32 images of 8 x 8.
+constexpr int64_t kWholePixels = 2048, kUsualBatch = 32;
 
 void cut(HaloWgrad& w) {
+  w.is_whole = kUsualBatch * w.height * w.width <= kWholePixels;
   if (w.is_line()) {
     w.rows = kLineRows;
-    w.row_chunks = chunks_of(w.outputs), w.column_chunks = chunks_of(w.inputs);
     return;
   }
   // An instruction's 16 pixels are two rows.
@@ -50,29 +44,7 @@ int64_t HaloWgrad::tiles() const {
   return ceil_div(width, 8) * ceil_div(height, rows) * ceil_div(batch, images);
 }
 
-int64_t HaloWgrad::blocks() const { return ceil_div(outputs, 64 * row_chunks) * ceil_div(inputs, 64 * column_chunks); }
-
-int64_t HaloWgrad::columns() const { return is_line() ? 64 * column_chunks : 192; }
-
-int64_t HaloWgrad::block_sums() const { return consumers() * 64 * columns(); }
-
-int64_t HaloWgrad::shared_bytes(int64_t slots) const {
-  const int64_t x = column_chunks * images * (rows + taps - 1) * (8 + taps - 1) * 128;
-  return slots * (ceil_div(x, 1024) * 1024 + row_chunks * pixels() * 128 + 2 * 8);
-}
-
-int64_t HaloWgrad::slots(const ir::DeviceSpec& device) const {
-  return std::min(kMostSlots, device.shared_memory_bytes / shared_bytes(1));
-}
-
-int64_t HaloWgrad::unit_cycles() const { return pixels() / 16 * consumers() * columns() / 2; }
-
-int64_t HaloWgrad::groups(const ir::DeviceSpec& device) const {
-  const int64_t units = blocks() * tiles();
-  const int64_t all = std::clamp<int64_t>(units * unit_cycles() / kLeastCycles, 1, device.processors);
-  const int64_t even = all / blocks() * blocks();
-  return even > 0 && units * (all - even) < all * even ? even : all;
-}
+int64_t HaloWgrad::splits() const { return ceil_div(tiles() * pixels(), kWholePixels); }
 
 std::optional<HaloWgrad> halo_wgrad(const KernelSpec& spec) {
   const ir::Graph& body = spec.body;
@@ -94,6 +66,11 @@ std::optional<HaloWgrad> halo_wgrad(const KernelSpec& spec) {
   if (!aligned(w.image) || !aligned(w.gradient) || sum_lanes(spec, w.value) != 4) return {};
   cut(w);
   return w;
+}
+
+std::string geometry(const HaloWgrad& w) {
+  return fmt::format("engines {}x{}x{} by {}x{}x{}, filter {}x{}, pad {}{}", w.image_h, w.image_w, w.inputs, w.height,
+                     w.width, w.outputs, w.taps, w.taps, w.pad, w.is_whole ? ", whole" : "");
 }
 
 }  // namespace difuse::codegen::cuda
