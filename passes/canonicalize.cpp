@@ -4,7 +4,7 @@ namespace difuse::passes {
 
 std::vector<Rule> canonicalize_rules() {
   std::vector<Rule> rules;
-  for (const auto& family : {arithmetic_rules(), shape_rules(), reduction_rules(), convolution_rules()}) {
+  for (const auto& family : {arithmetic_rules(), shape_rules(), reduction_rules(), row_rules(), convolution_rules()}) {
     rules.insert(rules.end(), family.begin(), family.end());
   }
   return rules;

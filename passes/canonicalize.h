@@ -25,6 +25,7 @@ std::vector<Rule> canonicalize_rules();
 std::span<const Rule> arithmetic_rules();
 std::span<const Rule> shape_rules();
 std::span<const Rule> reduction_rules();
+std::span<const Rule> row_rules();
 std::span<const Rule> convolution_rules();
 
 }  // namespace difuse::passes

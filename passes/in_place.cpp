@@ -13,14 +13,19 @@ using ir::Node;
 using ir::Shape;
 using ir::Value;
 
-/// What the fused loop runs over: a contraction's result, else the largest shape in the body.
+/// What the fused loop runs over: a contraction's result, else the largest shape in the body, but for what is sliced.
 Shape iteration_shape(const Graph& body) {
   Shape largest;
+  const auto see = [&](const Shape& shape) {
+    if (ir::element_count(shape) > ir::element_count(largest)) largest = shape;
+  };
   for (int id = 0; id < body.size(); ++id) {
-    if (ir::has_trait(body.node(id), ir::kContraction)) return body.node(id).types[0].shape;
-    for (const ir::Type& t : body.node(id).types) {
-      if (ir::element_count(t.shape) > ir::element_count(largest)) largest = t.shape;
-    }
+    const Node& node = body.node(id);
+    if (ir::has_trait(node, ir::kContraction)) return node.types[0].shape;
+    if (node.op == ir::Op::input) continue;
+    for (const ir::Type& t : node.types) see(t.shape);
+    if (node.op == ir::Op::slice) continue;
+    for (const Value v : node.operands) see(body.type(v).shape);
   }
   return largest;
 }
@@ -31,7 +36,9 @@ bool one_pass(const Graph& body) {
     if (node.op == ir::Op::channel_moments) return false;
     constexpr auto kTraits =
         ir::Trait(ir::kElementwise | ir::kBroadcast | ir::kLeaf | ir::kReduction | ir::kContraction);
-    if (!ir::has_trait(node, kTraits)) return false;
+    // Of a tensor in memory: what is computed here would be read where another element is written.
+    const bool is_part = node.op == ir::Op::slice && body.node(node.operands[0]).op == ir::Op::input;
+    if (!ir::has_trait(node, kTraits) && !is_part) return false;
     for (Value v : node.operands) {
       if (ir::has_trait(body.node(v), ir::kReduction)) return false;
     }
@@ -61,7 +68,7 @@ InPlace::InPlace(const Graph& graph, int id) : graph_(graph), node_(graph.node(i
     std::from_chars(name.data(), name.data() + name.size(), operand);
     operands_[operand] = body.node(input).types[0].shape == shape &&
                          std::ranges::none_of(users[static_cast<size_t>(input)], [&](int user) {
-                           constexpr auto kWhole = ir::Trait(ir::kBroadcast | ir::kContraction);
+                           constexpr auto kWhole = ir::Trait(ir::kBroadcast | ir::kContraction | ir::kMovement);
                            return ir::has_trait(body.node(user), kWhole);
                          });
   }

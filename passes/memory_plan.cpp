@@ -43,6 +43,7 @@ class Planner {
   Planner(const Graph& graph, const MemoryOptions& options) : graph_(graph), options_(options), live_(graph.live()) {}
 
   MemoryPlan plan() {
+    find_turns();
     find_last_reads();
     claim_states();
     for (int id = 0; id < graph_.size(); ++id) assign(id);
@@ -56,6 +57,16 @@ class Planner {
   Place& place(Value v) { return places_[static_cast<size_t>(v.node)][static_cast<size_t>(v.result)]; }
   int& last_read(Value v) { return last_read_[static_cast<size_t>(v.node)][static_cast<size_t>(v.result)]; }
   static bool is_alias(const Node& n) { return n.op == Op::reshape || n.op == Op::view; }
+
+  /// When each node begins and ends: with the others that run at once.
+  void find_turns() {
+    for (int id = 0; id < graph_.size(); ++id) turns_.push_back({id, id});
+    for (const NodeRange& range : options_.together) {
+      for (int id = range.first; id <= range.last; ++id) turns_[static_cast<size_t>(id)] = range;
+    }
+  }
+  const NodeRange& turn(int id) const { return turns_[static_cast<size_t>(id)]; }
+  bool runs_alone(int id) const { return turn(id).first == turn(id).last; }
 
   /// The outermost storage that holds the value, and where in it.
   Place root(Place p) const {
@@ -81,7 +92,7 @@ class Planner {
     for (int id = graph_.size() - 1; id >= 0; --id) {
       if (!live_[static_cast<size_t>(id)]) continue;
       for (Value v : node(id).operands) {
-        const int until = is_alias(node(id)) ? std::max(id, last_read({id, 0})) : id;
+        const int until = is_alias(node(id)) ? std::max(id, last_read({id, 0})) : turn(id).last;
         last_read(v) = std::max(last_read(v), until);
       }
     }
@@ -95,7 +106,7 @@ class Planner {
   int new_storage(Value v, bool permanent) {
     Storage s;
     s.bytes = graph_.type(v).bytes();
-    s.begin = v.node;
+    s.begin = turn(v.node).first;
     s.permanent = permanent;
     storages_.push_back(s);
     return static_cast<int>(storages_.size()) - 1;
@@ -121,7 +132,7 @@ class Planner {
     for (int r = 0; r < static_cast<int>(n.types.size()); ++r) {
       const Value v{id, r};
       if (last_read(v) < 0 && !leaf) continue;
-      if (!leaf && options_.reuse && n.op != Op::pack) {
+      if (!leaf && options_.reuse && n.op != Op::pack && runs_alone(id)) {
         if (join_state(v, in_place) || join_operand(v, in_place)) continue;
       }
       join(v, {new_storage(v, leaf), 0});
@@ -298,12 +309,14 @@ class Planner {
       }
     }
     plan_.state_copies = std::move(copies_);
+    plan_.together = options_.together;
     return std::move(plan_);
   }
 
   const Graph& graph_;
   const MemoryOptions options_;
   const std::vector<bool> live_;
+  std::vector<NodeRange> turns_;  // by node
   std::vector<std::vector<Place>> places_;
   std::vector<std::vector<int>> last_read_;
   std::vector<Storage> storages_;
@@ -313,6 +326,14 @@ class Planner {
 };
 
 }  // namespace
+
+bool is_alias(const Graph& graph, const MemoryPlan& memory, int id) {
+  const Node& node = graph.node(id);
+  if (node.op != Op::reshape && node.op != Op::view) return false;
+  int64_t from = memory.at(node.operands[0]).offset;
+  if (node.op == Op::view) from += node.as<ir::ViewAttrs>().offset * ir::size_of(node.types[0].dtype);
+  return memory.at({id, 0}).offset == from;
+}
 
 MemoryPlan plan_memory(const Graph& graph, const MemoryOptions& options) { return Planner(graph, options).plan(); }
 

@@ -11,6 +11,9 @@
 // - a result of an elementwise fusion takes the place of an operand of the same size that dies there (in place);
 // - the next value of a state is made in the state's own place when every other reader of the state runs before (or it
 //   is elementwise in it); otherwise it is copied there after the last node (`state_copies`).
+//
+// Nodes that run at once (`together`) all read before any of them is done, and all write before any of them is read:
+// what one of them reads lives until the last of them, what one makes lives from the first, and none works in place.
 #pragma once
 
 #include <cstdint>
@@ -35,12 +38,19 @@ struct StateCopy {
   std::string state;
 };
 
+/// Nodes from `first` to `last`, both included; none of them reads another's result.
+struct NodeRange {
+  int first = 0, last = 0;
+  bool operator==(const NodeRange&) const = default;
+};
+
 struct MemoryPlan {
   int64_t arena_bytes = 0;
   int64_t state_bytes = 0;                         ///< Of them, states: what a checkpoint holds.
   int64_t tensor_bytes = 0;                        ///< What all values would take side by side.
   std::vector<std::vector<Placement>> placements;  ///< [node][result]
   std::vector<StateCopy> state_copies;
+  std::vector<NodeRange> together = {};  ///< In order: nodes that may run at once.
 
   const Placement& at(ir::Value v) const {
     return placements[static_cast<size_t>(v.node)][static_cast<size_t>(v.result)];
@@ -50,10 +60,14 @@ struct MemoryPlan {
 struct MemoryOptions {
   /// false: every value gets its own bytes (but for reshape and view), nothing is in place; the tests' yardstick.
   bool reuse = true;
+  std::vector<NodeRange> together = {};  ///< Nodes that run at once, in order; ranges do not overlap.
 };
 
 /// Throws Error when two states exchange their old values, or an output is the old value of a state that is replaced:
 /// neither has a place to be kept in. A fusion must load an element before it stores one (in_place.h).
 MemoryPlan plan_memory(const ir::Graph& graph, const MemoryOptions& options = {});
+
+/// Whether the node's result lies where its operand lies, so that there is nothing to run.
+bool is_alias(const ir::Graph& graph, const MemoryPlan& memory, int id);
 
 }  // namespace difuse::passes

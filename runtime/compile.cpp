@@ -5,6 +5,7 @@
 #include "codegen/cpu/contractions.h"
 #include "codegen/cpu/lower_cpu.h"
 #include "codegen/cuda/compile_decided.h"
+#include "codegen/cuda/join/nodes.h"
 #include "codegen/cuda/lower_cuda.h"
 #include "passes/memory_plan.h"
 #include "passes/pipeline.h"
@@ -45,7 +46,14 @@ codegen::CpuPlan plan_cpu(ir::Graph graph, const ir::Options& options, int threa
 codegen::cuda::CudaPlan plan_cuda(ir::Graph graph, const ir::Options& options, const ir::DeviceSpec& device,
                                   const CompileSettings& settings) {
   graph = optimize(std::move(graph), options, device, settings);
-  passes::MemoryPlan memory = passes::plan_memory(graph, {.reuse = settings.reuse_memory});
+  passes::MemoryPlan memory;
+  if (settings.fuse && settings.reuse_memory) {
+    codegen::cuda::JoinedNodes joined = codegen::cuda::join_equal_nodes(std::move(graph), device, settings.tiles);
+    graph = std::move(joined.graph);
+    memory = std::move(joined.memory);
+  } else {
+    memory = passes::plan_memory(graph, {.reuse = settings.reuse_memory});
+  }
   codegen::cuda::CudaPlan plan = codegen::cuda::lower_cuda(std::move(graph), std::move(memory), device, settings.tiles);
   // Beside the graph's IR, which the pipeline has written.
   if (!options.dump.empty()) {

@@ -62,6 +62,14 @@ struct KernelCall {
   int64_t bytes = 0;  ///< Operands read once and results written once.
   int64_t flops = 0;  ///< Multiply and add of its contraction; 0 for other kernels.
   int choice = -1;    ///< Which choice of the node's emitter its tile is; -1: it has no other.
+  /// Equal launches in this one (join/table.h): blocks with z = i are the i-th's. With more than one, `arguments` are
+  /// those of each, one after the other, and the kernel's one parameter is a table of them, of `table_bytes`.
+  int members = 1;
+  int64_t table_bytes = 0;
+  std::vector<int> more_nodes = {};  ///< The nodes of the members after the first.
+  bool is_copy = false;              ///< Copies a state, after all nodes; `node` is where the next value comes from.
+
+  int node_of(int member) const { return member == 0 ? node : more_nodes[static_cast<size_t>(member) - 1]; }
 };
 
 /// A tile that the plan has from a table of decisions.

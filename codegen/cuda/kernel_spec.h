@@ -71,6 +71,7 @@ struct Emitter {
   bool (*accepts)(const KernelSpec& spec);
   void (*emit)(const KernelSpec& spec, Emission& emission);
   std::vector<TileChoice> (*choices)(const KernelSpec& spec) = nullptr;  ///< Null: it leaves nothing open.
+  bool independent = false;  ///< None of a spec's launches reads what another writes.
 };
 
 /// In the order in which they are asked; the first that accepts a body emits it.

@@ -72,17 +72,8 @@ class Walk {
     return p.placed() ? Argument{Argument::Kind::arena, p.offset} : Argument::number(0);
   }
 
-  /// Whether the node's result needs no kernel because it lies where its operand lies.
-  bool is_alias(int id) const {
-    const Node& node = graph_.node(id);
-    if (node.op != Op::reshape && node.op != Op::view) return false;
-    int64_t from = memory_.at(node.operands[0]).offset;
-    if (node.op == Op::view) from += node.as<ir::ViewAttrs>().offset * ir::size_of(node.types[0].dtype);
-    return memory_.at({id, 0}).offset == from;
-  }
-
   void lower(int id) const {
-    if (is_alias(id)) return;
+    if (passes::is_alias(graph_, memory_, id)) return;
     const Node& node = graph_.node(id);
     const NodeBody made = node_body(graph_, id);
     const bool plain = ir::node_flops(graph_, node) == 0 && node.op != Op::group_finish && node.op != Op::pack;
@@ -145,7 +136,7 @@ std::span<const Emitter> emitters() {
       {"contraction", accepts<accepts_contraction>, emit_contraction, contraction_choices},
       {"attention", accepts<accepts_attention>, emit_attention, attention_choices},
       {"group_finish", accepts<accepts_group_finish>, emit_group_finish},
-      {"pack", accepts<accepts_pack>, emit_pack},
+      {"pack", accepts<accepts_pack>, emit_pack, nullptr, true},
       {"reduction", accepts<accepts_reduction>, emit_reduction},
       {"elementwise", accepts<accepts_elementwise>, emit_elementwise},
   }};
@@ -168,7 +159,14 @@ CudaPlan lower_cuda(Graph graph, passes::MemoryPlan memory, const ir::DeviceSpec
                     const TuningTable* decisions) {
   CudaPlan plan{std::move(graph), std::move(memory), {}, {}, 0};
   PlanWriter writer(plan, device, decisions);
-  for_each_spec(plan.graph, plan.memory, device, [&](const KernelSpec& spec, int node) { writer.emit(spec, node); });
+  // What waits should not drive out of L2 what follows.
+  LaunchOrder order(plan, device.l2_bytes / 2);
+  for_each_spec(plan.graph, plan.memory, device, [&](const KernelSpec& spec, int node) {
+    order.begin(node);
+    writer.emit(spec, node, order.held());
+    order.end(node, spec, find_emitter(spec).independent, writer.workspace_ranges());
+  });
+  order.finish();
   return plan;
 }
 

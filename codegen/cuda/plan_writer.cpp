@@ -44,9 +44,10 @@ KernelSpec PlanWriter::decided(const KernelSpec& spec, const Emitter& emitter) {
   return with_tiles;
 }
 
-void PlanWriter::emit(const KernelSpec& spec, int node) {
+void PlanWriter::emit(const KernelSpec& spec, int node, std::vector<WorkspaceRange> held) {
   node_ = node;
-  workspace_ = 0;
+  held_ = std::move(held);
+  own_.clear();
   const Emitter& emitter = find_emitter(spec);
   const bool decides = emitter.choices != nullptr && decisions_ != nullptr && !decisions_->empty();
   if (decides && spec.tiles.empty()) {
@@ -57,20 +58,27 @@ void PlanWriter::emit(const KernelSpec& spec, int node) {
 }
 
 Argument PlanWriter::workspace(int64_t bytes) {
-  const Argument at{Argument::Kind::workspace, workspace_};
-  workspace_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
-  plan_.workspace_bytes = std::max(plan_.workspace_bytes, workspace_);
-  return at;
+  WorkspaceRange range{0, (bytes + kAlignment - 1) / kAlignment * kAlignment};
+  for (size_t i = 0; i < held_.size(); ++i) {
+    if (range.end <= held_[i].begin || held_[i].end <= range.begin) continue;
+    range = {held_[i].end, held_[i].end + range.end - range.begin};
+    i = static_cast<size_t>(-1);  // It may meet what it has passed.
+  }
+  own_.push_back(range);
+  held_.push_back(range);
+  plan_.workspace_bytes = std::max(plan_.workspace_bytes, range.end);
+  return {Argument::Kind::workspace, range.begin};
 }
 
 void PlanWriter::launch(KernelDraft draft) {
-  Sha256 hash;
-  hash.add_field(draft.source);
-  for (const std::string& option : draft.options) hash.add_field(option);
-  const std::string digest = hash.hex();
-  const auto [it, fresh] = sources_.try_emplace(digest, static_cast<int>(plan_.sources.size()));
+  std::string text = draft.source;
+  for (const std::string& option : draft.options) text += '\0' + option;
+  const auto [it, fresh] = sources_.try_emplace(std::move(text), static_cast<int>(plan_.sources.size()));
   if (fresh) {
-    const std::string name = fmt::format("{}_{}", identifier(draft.name), digest.substr(0, 8));
+    Sha256 hash;
+    hash.add_field(draft.source);
+    for (const std::string& option : draft.options) hash.add_field(option);
+    const std::string name = fmt::format("{}_{}", identifier(draft.name), hash.hex().substr(0, 8));
     plan_.sources.push_back({name, filled(draft.source, {{"kernel", name}}), architecture_, draft.options});
   }
   plan_.calls.push_back({it->second, node_, draft.grid, draft.threads, draft.shared_bytes, std::move(draft.arguments),

@@ -1,9 +1,11 @@
 // Adds what emitters make of specs to a plan: sources once each, and calls.
 #pragma once
 
-#include <map>
 #include <string>
+#include <unordered_map>
+#include <vector>
 
+#include "codegen/cuda/join/order.h"
 #include "codegen/cuda/kernel_spec.h"
 #include "codegen/tune/table.h"
 
@@ -14,8 +16,11 @@ class PlanWriter final : public Emission {
   /// `decisions`, where given, decide the tiles that a spec does not say itself. All must outlive the writer.
   PlanWriter(CudaPlan& plan, const ir::DeviceSpec& device, const TuningTable* decisions = nullptr);
 
-  /// The spec's kernels as those of `node`. Throws Error when no emitter accepts it or none of its kernels fits.
-  void emit(const KernelSpec& spec, int node);
+  /// The spec's kernels as those of `node`, whose workspace lies outside of what others still hold. Throws Error when
+  /// no emitter accepts it or none of its kernels fits.
+  void emit(const KernelSpec& spec, int node, std::vector<WorkspaceRange> held = {});
+  /// Of the node that was emitted last.
+  const std::vector<WorkspaceRange>& workspace_ranges() const { return own_; }
 
   Argument workspace(int64_t bytes) override;
   void launch(KernelDraft draft) override;
@@ -26,9 +31,9 @@ class PlanWriter final : public Emission {
   CudaPlan& plan_;
   const TuningTable* decisions_;
   std::string architecture_;
-  std::map<std::string, int> sources_;  // by digest
+  std::unordered_map<std::string, int> sources_;  // by text and options
   int node_ = -1;
-  int64_t workspace_ = 0;
+  std::vector<WorkspaceRange> held_, own_;
 };
 
 }  // namespace difuse::codegen::cuda

@@ -48,12 +48,12 @@ OpRules rules_channel_moments() {
 
 namespace {
 
-/// Sums [N, C] over each group's channels and gives the sum back to each of them.
-Value group_sum(Builder& b, Value v, int64_t groups) {
+/// Sums [N, C] over each group's channels and gives the sum, times a factor, back to each of them.
+Value group_sum(Builder& b, Value v, int64_t groups, double factor) {
   const Shape shape = b.shape(v);
   const Shape grouped{shape[0], groups, shape[1] / groups};
   const Value sum = b.reduce_sum(b.reshape(v, grouped), {2});
-  return b.reshape(b.broadcast(sum, grouped, {0, 1}), shape);
+  return b.reshape(b.mul(b.broadcast(sum, grouped, {0, 1}), factor), shape);
 }
 
 // With m pixels in a group, d mean / dx = 1/m and d var / dx = 2 (x - mean) / m, so the image's gradient is
@@ -66,10 +66,10 @@ void group_finish_gradient(GradientContext& c) {
   const Shape shape = b.shape(mean);
   const double inverse_count = 1.0 / static_cast<double>(attrs.height * attrs.width * (shape[1] / attrs.groups));
   Value shift, slope;
-  if (c.grad(0).valid()) shift = b.mul(group_sum(b, c.grad(0), attrs.groups), inverse_count);
+  if (c.grad(0).valid()) shift = group_sum(b, c.grad(0), attrs.groups, inverse_count);
   if (c.grad(1).valid()) {
     const Value dvar = b.mul(b.mul(c.grad(1), -0.5), b.mul(rstd, b.mul(rstd, rstd)));
-    slope = b.mul(group_sum(b, dvar, attrs.groups), 2 * inverse_count);
+    slope = group_sum(b, dvar, attrs.groups, 2 * inverse_count);
   }
   int64_t begin = 0;
   for (size_t i = 0; i < c.node().operands.size(); i += 2) {

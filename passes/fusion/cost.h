@@ -12,6 +12,8 @@ inline constexpr int kMostOperands = 64;
 /// An epilogue lives in registers beside a contraction's accumulators.
 inline constexpr int kMostEpilogueNodes = 32;
 inline constexpr int kMostEpilogueTensors = 4;  ///< Operands as large as the result.
+/// A row that is read again once it has been summed: 32 values for each thread of a warp.
+inline constexpr int64_t kMostRowElements = 1024;
 /// Arithmetic is free only while it is little: longer chains are saved, not recomputed.
 inline constexpr int kMostRecomputedNodes = 32;
 

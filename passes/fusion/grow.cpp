@@ -65,7 +65,9 @@ class Grower {
   }
 
   bool try_merge(int unit, int other) {
-    if (other == unit || !fits(unit, other) || partition_.between(unit, other) >= 0) return false;
+    if (other == unit || !fits(unit, other) || !rows_agree(unit, other) || partition_.between(unit, other) >= 0) {
+      return false;
+    }
     partition_.merge(unit, other);
     return true;
   }
@@ -91,6 +93,7 @@ class Grower {
       for (int user : partition_.users(member)) consider(user);
       for (Value operand : graph_.node(member).operands) {
         const Value v = before_widening(graph_, operand);
+        if (is_row_repeat(graph_, graph_.node(v))) consider(graph_.node(v).operands[0].node);
         if (is_free(graph_, graph_.node(v)) || graph_.type(v).shape != shape) continue;
         consider(v.node);
         for (int sibling : partition_.users(v.node)) {
@@ -101,9 +104,14 @@ class Grower {
     return found;
   }
 
-  bool fits(int a, int b) const {
+  std::vector<int> members_of_both(int a, int b) const {
     std::vector<int> both;
     std::ranges::merge(partition_.members(a), partition_.members(b), std::back_inserter(both));
+    return both;
+  }
+
+  bool fits(int a, int b) const {
+    const std::vector<int> both = members_of_both(a, b);
     if (std::ssize(both) > kMostBodyNodes) return false;
     std::set<Value> operands;
     for (int id : both) {
@@ -113,6 +121,25 @@ class Grower {
       }
     }
     return std::ssize(operands) <= kMostOperands;
+  }
+
+  /// Where one of the two repeats what the other reduces, the loop runs row by row: all reductions are over those rows.
+  bool rows_agree(int a, int b) const {
+    const std::vector<int> both = members_of_both(a, b);
+    const auto repeats = [&](Value v) {
+      return is_row_repeat(graph_, graph_.node(v)) && std::ranges::binary_search(both, graph_.node(v).operands[0].node);
+    };
+    const bool by_row =
+        std::ranges::any_of(both, [&](int id) { return std::ranges::any_of(graph_.node(id).operands, repeats); });
+    if (!by_row) return true;
+    std::set<std::vector<int64_t>> axes;
+    for (int id : both) {
+      const Node& node = graph_.node(id);
+      if (!is_reduction(node)) continue;
+      if (!is_row_reduction(graph_, node)) return false;
+      axes.insert(node.as<ir::ReduceAttrs>().axes);
+    }
+    return axes.size() == 1;
   }
 
   void grow(int unit) {
@@ -134,15 +161,18 @@ class Grower {
       if (!partition_.live(id) || !(is_pointwise(graph_, node) || is_reduction(node))) continue;
       const Shape& shape = iteration_shape(graph_, node);
       for (Value operand : node.operands) {
-        const Value v = before_widening(graph_, operand);
+        const Value v = source_of(graph_, operand);
         const int unit = partition_.unit_of(id), other = partition_.unit_of(v.node);
         if (is_whole_unit(unit) || is_whole_unit(other)) continue;  // grow_epilogues told.
         if (unit == other || !joins(v.node, shape) || !told.insert({unit, other}).second) continue;
         const int between = partition_.between(unit, other);
-        report_.lines.push_back(fmt::format(
-            "refused %{} {} with %{} {}: {}", v.node, ir::to_string(graph_.node(v).op), id, ir::to_string(node.op),
-            between >= 0 ? fmt::format("a path goes round by %{} {}", between, ir::to_string(graph_.node(between).op))
-                         : fmt::format("more than {} ops or {} operands", kMostBodyNodes, kMostOperands)));
+        std::string why = fmt::format("more than {} ops or {} operands", kMostBodyNodes, kMostOperands);
+        if (!rows_agree(unit, other)) why = "reductions over other axes than those of the rows";
+        if (between >= 0) {
+          why = fmt::format("a path goes round by %{} {}", between, ir::to_string(graph_.node(between).op));
+        }
+        report_.lines.push_back(fmt::format("refused %{} {} with %{} {}: {}", v.node, ir::to_string(graph_.node(v).op),
+                                            id, ir::to_string(node.op), why));
       }
     }
   }
@@ -175,7 +205,7 @@ PassResult fuse_clusters(const Graph& graph, PassContext& context, FusionReport*
   Grower grower(graph, lines, epilogues);
   const Partition& partition = grower.grow_all();
   Units units(graph, partition, pay(graph, partition, epilogues, context.fuel));
-  recompute_cheap_values(units, context.fuel, lines);
+  recompute_cheap_values(units, context, lines);
   Graph result = emit(units, lines);
   const bool changed = !same_graph(graph, result);
   return {std::move(result), changed};

@@ -9,7 +9,9 @@
 // once). Broadcasts, constants and casts of a 16-bit float to f32 are copied into each body, so an operand that is
 // repeated stays small in memory and one of 16 bits is loaded as such.
 //
-// Legal: no path leaves a cluster and comes back, so a reduction is never read inside its own body. Data movement,
+// Legal: no path leaves a cluster and comes back, so a reduction is read inside its own body only where it is one over
+// short rows and what reads it runs over the same rows, of which a kernel holds one at a time (as in a softmax); then
+// all reductions of the body are over those rows. Data movement,
 // random draws, views and group_finish stay outside, as do a contraction's own operands.
 // Dtypes and rounding: no cast is added, removed or moved; each op keeps its operands, so pointwise results keep every
 // bit and a reduction keeps its meaning (its order of summation is the kernel's own).

@@ -15,9 +15,9 @@ Partition::Partition(const ir::Graph& graph)
       users_(static_cast<size_t>(graph.size())),
       seen_(static_cast<size_t>(graph.size()), 0) {
   for (int id = 0; id < graph.size(); ++id) {
-    if (!live(id) || is_widening(graph, graph.node(id))) continue;
+    if (!live(id) || source_of(graph, {id, 0}).node != id) continue;
     for (ir::Value v : graph.node(id).operands) {
-      auto& list = users_[static_cast<size_t>(before_widening(graph, v).node)];
+      auto& list = users_[static_cast<size_t>(source_of(graph, v).node)];
       if (list.empty() || list.back() != id) list.push_back(id);
     }
   }
@@ -88,7 +88,7 @@ void Partition::reorder(int merged, int low, int high) {
     }
     const bool depends = std::ranges::any_of(members(unit), [&](int m) {
       return std::ranges::any_of(graph_.node(m).operands, [&](ir::Value v) {
-        return seen_[static_cast<size_t>(unit_of(before_widening(graph_, v).node))] == search_;
+        return seen_[static_cast<size_t>(unit_of(source_of(graph_, v).node))] == search_;
       });
     });
     if (depends) seen_[static_cast<size_t>(unit)] = search_;

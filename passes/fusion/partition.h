@@ -1,6 +1,7 @@
 // The graph with some of its nodes drawn together: which nodes share a unit, and whether two units may become one.
 //
-// A widening cast is on no path: who reads it reads what it widens, as each body has its own copy.
+// A widening cast is on no path: who reads it reads what it widens, as each body has its own copy. Nor is what repeats
+// a row's reduction over the row: who reads it reads the reduction.
 #pragma once
 
 #include <vector>
@@ -17,7 +18,7 @@ class Partition {
   int unit_of(int node) const { return unit_of_[static_cast<size_t>(node)]; }
   /// Node ids, increasing; empty once the unit has been merged into another.
   const std::vector<int>& members(int unit) const { return members_[static_cast<size_t>(unit)]; }
-  /// The live nodes that read the node's results, perhaps through a widening cast.
+  /// The live nodes that read the node's results, perhaps through what is on no path.
   const std::vector<int>& users(int node) const { return users_[static_cast<size_t>(node)]; }
   bool live(int node) const { return live_[static_cast<size_t>(node)]; }
 

@@ -31,30 +31,48 @@ std::optional<int64_t> extra_reads(const Units& units, int u, const std::vector<
 
 class Recompute {
  public:
-  Recompute(Units& units, Fuel& fuel, FusionReport& report) : units_(units), fuel_(fuel), report_(report) {}
+  Recompute(Units& units, PassContext& context, FusionReport& report)
+      : units_(units),
+        fuel_(context.fuel),
+        report_(report),
+        repeats_(context.device.kind == ir::DeviceSpec::Kind::cuda) {}
 
   /// Whether anything changed.
   bool consider(int node) {
     const Value v{node, 0};
     const ir::Graph& graph = units_.graph();
     const Readers* readers = units_.readers(v);
-    if (!readers || readers->fusible.empty() || !is_pointwise(graph, graph.node(node))) return false;
+    if (!readers || readers->fusible.size() + readers->repeating.size() == 0) return false;
+    // Of what is sliced a reader reads that part alone.
+    const bool slices = repeats_ && graph.node(node).op == ir::Op::slice;
+    if (!is_pointwise(graph, graph.node(node)) && !slices) return false;
     const std::vector<int> nodes = units_.closure(units_.owner(node), {node});
     if (std::ssize(nodes) > kMostRecomputedNodes) return false;
-    if (std::ranges::any_of(nodes, [&](int id) { return is_whole(graph.node(id)); })) return false;
+    if (std::ranges::any_of(nodes, [&](int id) { return is_whole(graph.node(id)) || is_reduction(graph.node(id)); })) {
+      return false;
+    }
 
     std::vector<int> able, gaining;
     int64_t saved = graph.type(v).bytes(), saved_by_gaining = 0;  // the write, less what the readers read more
+    std::vector<int> readable;
     for (int u : readers->fusible) {
-      const auto extra = units_.unit(u).shape == graph.type(v).shape ? extra_reads(units_, u, nodes) : std::nullopt;
+      if (units_.unit(u).shape == graph.type(v).shape) readable.push_back(u);
+    }
+    for (int u : readers->repeating) {
+      if (may_repeat(u, v)) readable.push_back(u);
+    }
+    for (int u : readable) {
+      auto extra = extra_reads(units_, u, nodes);
       if (!extra) continue;
+      if (slices) extra = 0;
       able.push_back(u);
       saved -= *extra;
       if (*extra >= 0) continue;
       gaining.push_back(u);
       saved_by_gaining -= *extra;
     }
-    const bool everywhere = !readers->others && able.size() == readers->fusible.size() && saved > 0;
+    const bool everywhere =
+        !readers->others && able.size() == readers->fusible.size() + readers->repeating.size() && saved > 0;
     if (!everywhere) able = gaining, saved = saved_by_gaining;
     if (able.empty() || !fuel_.spend()) return false;
     for (int u : able) {
@@ -68,16 +86,24 @@ class Recompute {
   }
 
  private:
+  /// Whether a small value may be computed for each of the elements that it is repeated for. That is more arithmetic,
+  /// and worth it where it saves a launch.
+  bool may_repeat(int u, Value v) const {
+    constexpr int64_t kLeastRepeats = 16;
+    return repeats_ && units_.graph().type(v).elements() * kLeastRepeats <= ir::element_count(units_.unit(u).shape);
+  }
+
   Units& units_;
   Fuel& fuel_;
   FusionReport& report_;
+  bool repeats_;
 };
 
 }  // namespace
 
-void recompute_cheap_values(Units& units, Fuel& fuel, FusionReport& report) {
+void recompute_cheap_values(Units& units, PassContext& context, FusionReport& report) {
   units.find_needed();
-  Recompute recompute(units, fuel, report);
+  Recompute recompute(units, context, report);
   // Every acceptance lowers the bytes moved, so this ends.
   for (bool changed = true; changed;) {
     changed = false;

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "ir/op.h"
+#include "passes/fusion/cost.h"
 
 namespace difuse::passes {
 namespace {
@@ -53,6 +54,29 @@ bool is_copied(const ir::Graph& graph, const ir::Node& reader, ir::Value v) {
 
 ir::Value before_widening(const ir::Graph& graph, ir::Value v) {
   return is_widening(graph, graph.node(v)) ? graph.node(v).operands[0] : v;
+}
+
+bool is_row_reduction(const ir::Graph& graph, const ir::Node& node) {
+  if (node.op != ir::Op::reduce_sum && node.op != ir::Op::reduce_max) return false;
+  const auto& axes = node.as<ir::ReduceAttrs>().axes;
+  const ir::Shape& shape = graph.type(node.operands[0]).shape;
+  const auto kept = static_cast<int64_t>(shape.size() - axes.size());
+  return kept > 0 && axes.front() == kept &&
+         ir::element_count(shape) <= kMostRowElements * ir::element_count(node.types[0].shape);
+}
+
+bool is_row_repeat(const ir::Graph& graph, const ir::Node& node) {
+  if (node.op != ir::Op::broadcast) return false;
+  const ir::Node& from = graph.node(node.operands[0]);
+  const auto& attrs = node.as<ir::BroadcastAttrs>();
+  // Dimensions increase: as many as the reduction keeps, and the last is the last that it keeps.
+  return is_row_reduction(graph, from) && attrs.shape == graph.type(from.operands[0]).shape &&
+         attrs.dims.back() == std::ssize(attrs.dims) - 1;
+}
+
+ir::Value source_of(const ir::Graph& graph, ir::Value v) {
+  const ir::Node& node = graph.node(v);
+  return is_widening(graph, node) || is_row_repeat(graph, node) ? node.operands[0] : v;
 }
 
 bool reads(const ir::Graph& graph, int id, ir::Value v) {

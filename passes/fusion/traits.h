@@ -37,6 +37,13 @@ bool is_free(const ir::Graph& graph, const ir::Node& node);
 bool is_copied(const ir::Graph& graph, const ir::Node& reader, ir::Value v);
 /// The value that v is a widening cast of, or v: who reads one element by element reads the other so.
 ir::Value before_widening(const ir::Graph& graph, ir::Value v);
+/// A sum or maximum over the trailing axes, of rows so short that one warp, or one core's L1, holds one.
+bool is_row_reduction(const ir::Graph& graph, const ir::Node& node);
+/// A row reduction's result at each element of its row: who runs over rows has it as soon as the row is read.
+bool is_row_repeat(const ir::Graph& graph, const ir::Node& node);
+/// What a body that reads v element by element must have: the value before a widening cast, the reduction whose result
+/// a row repeats, or v.
+ir::Value source_of(const ir::Graph& graph, ir::Value v);
 /// Whether v, or its widening cast, is an operand of the node.
 bool reads(const ir::Graph& graph, int id, ir::Value v);
 

@@ -45,9 +45,9 @@ void Units::order_units() {
         s = 1;
         for (int node : unit(u).owned) {
           for (Value v : graph_.node(node).operands) {
-            // The body's own copy of a widening cast reads what it widens, which the unit may make itself.
+            // What the body has its own copy of reads what the unit may make itself.
             const bool copied = unit(u).fusible && is_copied(graph_, graph_.node(node), v);
-            const int made_by = owner((copied ? before_widening(graph_, v) : v).node);
+            const int made_by = owner((copied ? source_of(graph_, v) : v).node);
             if (state[static_cast<size_t>(made_by)] == 0) stack.push_back(made_by);
           }
         }
@@ -64,8 +64,10 @@ std::vector<int> Units::closure(int u, const std::vector<int>& roots) const {
   std::set<int> found(roots.begin(), roots.end());
   // Largest first: operands have smaller numbers, so each node is expanded once.
   for (auto it = found.rbegin(); it != found.rend(); ++it) {
-    for (Value operand : graph_.node(*it).operands) {
-      const Value v = before_widening(graph_, operand);
+    for (Value v : graph_.node(*it).operands) {
+      while (!unit(u).holds(v.node) && is_copied(graph_, graph_.node(*it), v) && !graph_.node(v).operands.empty()) {
+        v = graph_.node(v).operands[0];
+      }
       if (unit(u).holds(v.node)) found.insert(v.node);
     }
   }
@@ -132,6 +134,8 @@ void Units::find_needed() {
       Readers& r = readers_[v];
       if (!u.whole && direct.contains(v) && !indirect.contains(v)) {
         r.fusible.push_back(*it);
+      } else if (!u.whole && indirect.contains(v) && !direct.contains(v)) {
+        r.repeating.push_back(*it);
       } else {
         r.others = true;
       }

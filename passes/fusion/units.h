@@ -23,8 +23,9 @@ struct Unit {
 
 /// Who reads a value that is computed in another unit.
 struct Readers {
-  std::vector<int> fusible;  ///< Units that read it element by element.
-  bool others = false;       ///< Anything else: an unfused op, a broadcast, an output.
+  std::vector<int> fusible;    ///< Units that read it element by element.
+  std::vector<int> repeating;  ///< Units that read it through broadcasts.
+  bool others = false;         ///< Anything else: an unfused op, a hero, an output.
 };
 
 class Units {

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <map>
 #include <numeric>
 
 #include "ir/error.h"
@@ -139,14 +140,30 @@ std::vector<KernelProfile> CudaExecutor::profile() const {
   return rows;
 }
 
+/// Node by node, in the order of their first launches: a launch of several nodes is run for each alone.
 void CudaExecutor::run_observed(NodeObserver& observer) {
   wait();
-  for (size_t i = 0; i < launches_.size();) {
-    const int node = plan_->calls[i].node;
+  struct Part {
+    size_t call;
+    int member;
+  };
+  std::vector<std::pair<int, std::vector<Part>>> nodes;
+  std::map<int, size_t> places;
+  for (size_t i = 0; i < launches_.size(); ++i) {
+    const KernelCall& call = plan_->calls[i];
+    for (int member = 0; member < call.members; ++member) {
+      const int node = call.node_of(member);
+      if (call.is_copy) places.erase(node);
+      const auto [it, fresh] = places.try_emplace(node, nodes.size());
+      if (fresh) nodes.push_back({node, {}});
+      nodes[it->second].second.push_back({i, member});
+    }
+  }
+  for (const auto& [node, parts] : nodes) {
     observer.before(node);
-    for (; i < launches_.size() && plan_->calls[i].node == node; ++i) {
-      launches_.launch(i, /*dependent=*/false);
-      device_->wait(launches_.name_of(i));
+    for (const Part& part : parts) {
+      launches_.launch_member(part.call, part.member);
+      device_->wait(launches_.name_of(part.call));
     }
     observer.after(node);
   }

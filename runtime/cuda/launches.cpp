@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
+#include "codegen/cuda/join/table.h"
 #include "ir/error.h"
 #include "runtime/cuda/tensor_map.h"
 
@@ -47,6 +50,11 @@ Launches::Launches(const CudaDevice& device, const codegen::cuda::CudaPlan& plan
       launch.tensor_maps.push_back(
           encode_tensor_map(device_.driver(), map, address(map.start), fmt::format("preparing {}", name_of(i))));
     }
+    if (call.members > 1) {
+      launch.values = table_of(call, [this](const Argument& argument) { return address(argument); });
+      launch.arguments = {launch.values.data()};
+      continue;
+    }
     for (const Argument& argument : call.arguments) launch.values.push_back(address(argument));
     for (size_t a = 0; a < call.arguments.size(); ++a) {
       const bool is_map = call.arguments[a].kind == Argument::Kind::tensor_map;
@@ -75,6 +83,21 @@ void Launches::launch(size_t call, bool dependent) {
   launch.config.attribute_count = dependent && may_depend_ ? 1 : 0;
   const CudaDriver& cuda = device_.driver();
   const cuda::Result result = cuda->cuLaunchKernelEx(&launch.config, launch.function, launch.arguments.data(), nullptr);
+  if (result != cuda::Result::success) cuda.require(result, fmt::format("launching {}", name_of(call)));
+}
+
+void Launches::launch_member(size_t call, int member) {
+  if (plan_.calls[call].members == 1) return this->launch(call, /*dependent=*/false);
+  const size_t row = plan_.calls[call].arguments.size() / static_cast<size_t>(plan_.calls[call].members);
+  Launch& launch = launches_[call];
+  std::vector<uint64_t> values = launch.values;
+  std::copy_n(launch.values.begin() + static_cast<std::ptrdiff_t>(row) * member, row, values.begin());
+  void* table = values.data();
+  cuda::LaunchConfig config = launch.config;
+  config.grid_z = 1;
+  config.attribute_count = 0;
+  const CudaDriver& cuda = device_.driver();
+  const cuda::Result result = cuda->cuLaunchKernelEx(&config, launch.function, &table, nullptr);
   if (result != cuda::Result::success) cuda.require(result, fmt::format("launching {}", name_of(call)));
 }
 

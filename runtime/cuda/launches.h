@@ -24,6 +24,8 @@ class Launches {
   size_t size() const { return launches_.size(); }
   /// A dependent one may begin while the kernel before it ends: what comes before must be a kernel.
   void launch(size_t call, bool dependent);
+  /// One member's part of a launch that several nodes share; not dependent.
+  void launch_member(size_t call, int member);
   /// "the kernel conv_3x3_1a2b3c4d (%12 of the graph "step")"
   std::string name_of(size_t call) const;
 
@@ -33,7 +35,7 @@ class Launches {
     cuda::Function function = nullptr;
     std::vector<uint64_t> values;
     std::vector<cuda::TensorMap> tensor_maps;
-    std::vector<void*> arguments;  // Each points to a value or a tensor map.
+    std::vector<void*> arguments;  // Each points to a value or a tensor map, or the one to all values: a table.
   };
 
   uint64_t address(const codegen::cuda::Argument& argument) const;

@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 
+#include "codegen/cuda/join/nodes.h"
 #include "ir/error.h"
 #include "ir/op.h"
 #include "ir/text.h"
@@ -129,6 +130,23 @@ std::optional<std::string> planned_memory_keeps_the_bits(const Graph& graph, uin
   return std::nullopt;
 }
 
+/// What is fused for a GPU, its equal nodes brought together, in the memory that they then have.
+std::optional<std::string> joined_nodes_keep_the_bits(const Graph& graph, uint64_t seed) {
+  const Leaves leaves = leaves_of(graph, seed);
+  const ir::DeviceSpec& device = *ir::find_device_spec("h100");
+  const Graph fused = passes::run_pipeline(graph, device, {});
+  const auto joined = codegen::cuda::join_equal_nodes(fused, device);
+  const auto run = [&](const Graph& of, const passes::MemoryPlan& memory) {
+    return testing::run(*testing::lower(of, memory, {}), leaves.inputs, leaves.states, 2);
+  };
+  const auto apart = run(fused, passes::plan_memory(fused)), together = run(joined.graph, joined.memory);
+  if (together.outputs != apart.outputs) return "an output has other bits";
+  if (together.states != apart.states) return "a state has other bits";
+  ir::ReferenceResult want = ir::run_reference(graph, leaves.inputs, leaves.states);
+  want = ir::run_reference(graph, leaves.inputs, want.states);
+  return difference(decoded(graph, together), want, kTolerance);
+}
+
 /// The graph as a precision rounds it, unfused: what the fused kernels must compute.
 Graph rounded(const Graph& graph, passes::Precision precision) {
   return passes::run_pipeline(graph, {}, {.fuse = false, .precision = precision});
@@ -218,6 +236,7 @@ INSTANTIATE_TEST_SUITE_P(All, Fuzz,
                                            std::pair{"PipelineKeepsTheMeaning", &pipeline_keeps_the_meaning},
                                            std::pair{"CpuAgreesWithTheReference", &cpu_agrees_with_the_reference},
                                            std::pair{"PlannedMemoryKeepsTheBits", &planned_memory_keeps_the_bits},
+                                           std::pair{"JoinedNodesKeepTheBits", &joined_nodes_keep_the_bits},
                                            std::pair{"PrecisionIsIdempotent", &precision_is_idempotent},
                                            std::pair{"RoundingMayStopAnywhere", &rounding_may_stop_anywhere},
                                            std::pair{"FusingKeepsTheRounding", &fusing_keeps_the_rounding},

@@ -205,6 +205,29 @@ class Generator {
     keep(coin() ? scaled(b_.reduce_sum(x, axes), terms) : b_.reduce_max(x, axes));
   }
 
+  /// What is reduced over the last axes is read again over them, perhaps after a reshape into groups.
+  void rows() {
+    Value x = any();
+    Shape s = b_.shape(x);
+    if (s.size() < 2) return;
+    if (s.back() % 2 == 0 && coin()) {
+      x = b_.tanh(x);
+      s.back() /= 2;
+      s.push_back(2);
+      x = b_.reshape(x, s);
+    }
+    std::vector<int64_t> axes, kept;
+    const size_t first = coin() ? s.size() - 1 : 1;
+    for (size_t d = 0; d < s.size(); ++d) (d < first ? kept : axes).push_back(static_cast<int64_t>(d));
+    const int64_t terms = ir::element_count({s.begin() + static_cast<std::ptrdiff_t>(first), s.end()});
+    const Value y = b_.sub(x, b_.broadcast(b_.reduce_max(x, axes), s, kept));
+    const Value sum = scaled(b_.reduce_sum(b_.exp(y), axes), terms);
+    const Value z = b_.add(y, b_.broadcast(coin() ? b_.tanh(sum) : sum, s, kept));
+    keep(z);
+    if (coin()) keep(sum);
+    if (coin()) keep(scaled(b_.reduce_sum(z, coin() ? axes : std::vector<int64_t>{0}), terms));
+  }
+
   void conv() {
     const Value x = image();
     const Shape s = b_.shape(x);

@@ -411,6 +411,60 @@ const Row kRows[] = {
         %1 = input {name = "unread", dtype = f32, shape = [3]} : f32[3]
         %3 = neg %0 : f32[3]
         output "y" = %3)"},
+    {"reduce_reshaped",
+     R"(%0 = input {name = "x", dtype = f32, shape = [4, 6]} : f32[4, 6]
+        %1 = input {name = "gamma", dtype = f32, shape = [6]} : f32[6]
+        %2 = broadcast %1 {shape = [4, 6], dims = [1]} : f32[4, 6]
+        %3 = mul %0, %2 : f32[4, 6]
+        %4 = silu %3 : f32[4, 6]
+        %5 = reshape %4 {shape = [4, 2, 3]} : f32[4, 2, 3]
+        %6 = reduce_sum %5 {axes = [2]} : f32[4, 2]
+        output "y" = %6)",
+     R"(%0 = input {name = "x", dtype = f32, shape = [4, 6]} : f32[4, 6]
+        %1 = input {name = "gamma", dtype = f32, shape = [6]} : f32[6]
+        %2 = reshape %0 {shape = [4, 2, 3]} : f32[4, 2, 3]
+        %3 = reshape %1 {shape = [2, 3]} : f32[2, 3]
+        %4 = broadcast %3 {shape = [4, 2, 3], dims = [1, 2]} : f32[4, 2, 3]
+        %5 = mul %2, %4 : f32[4, 2, 3]
+        %6 = silu %5 : f32[4, 2, 3]
+        %7 = reduce_sum %6 {axes = [2]} : f32[4, 2]
+        output "y" = %7)"},
+    {"reduce_reshaped, of what is not computed here",
+     R"(%0 = input {name = "x", dtype = f32, shape = [4, 6]} : f32[4, 6]
+        %1 = reshape %0 {shape = [4, 2, 3]} : f32[4, 2, 3]
+        %2 = reduce_sum %1 {axes = [2]} : f32[4, 2]
+        output "y" = %2)",
+     ""},
+    {"reduce_reshaped, long rows",
+     R"(%0 = input {name = "x", dtype = f32, shape = [2, 4096]} : f32[2, 4096]
+        %1 = silu %0 : f32[2, 4096]
+        %2 = reshape %1 {shape = [2, 2, 2048]} : f32[2, 2, 2048]
+        %3 = reduce_sum %2 {axes = [2]} : f32[2, 2]
+        output "y" = %3)",
+     ""},
+    {"repeat_first",
+     R"(%0 = input {name = "x", dtype = f32, shape = [4, 6]} : f32[4, 6]
+        %1 = input {name = "s", dtype = f32, shape = [4]} : f32[4]
+        %2 = reduce_max %0 {axes = [1]} : f32[4]
+        %3 = add %2, %1 : f32[4]
+        %4 = broadcast %3 {shape = [4, 6], dims = [0]} : f32[4, 6]
+        %5 = sub %0, %4 : f32[4, 6]
+        output "y" = %5)",
+     R"(%0 = input {name = "x", dtype = f32, shape = [4, 6]} : f32[4, 6]
+        %1 = input {name = "s", dtype = f32, shape = [4]} : f32[4]
+        %2 = reduce_max %0 {axes = [1]} : f32[4]
+        %3 = broadcast %2 {shape = [4, 6], dims = [0]} : f32[4, 6]
+        %4 = broadcast %1 {shape = [4, 6], dims = [0]} : f32[4, 6]
+        %5 = add %3, %4 : f32[4, 6]
+        %6 = sub %0, %5 : f32[4, 6]
+        output "y" = %6)"},
+    {"repeat_first, of no row",
+     R"(%0 = input {name = "x", dtype = f32, shape = [4, 6]} : f32[4, 6]
+        %1 = reduce_max %0 {axes = [0]} : f32[6]
+        %2 = neg %1 : f32[6]
+        %3 = broadcast %2 {shape = [4, 6], dims = [1]} : f32[4, 6]
+        output "y" = %3)",
+     ""},
 };
 
 ir::Graph parse_row(const char* text) { return ir::parse("graph g {\n" + std::string(text) + "\n}\n"); }

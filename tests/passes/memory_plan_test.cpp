@@ -1,5 +1,6 @@
 #include "passes/memory_plan.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -39,6 +40,7 @@ class LabelledRun {
       for (int r = 0; r < static_cast<int>(node.types.size()); ++r) {
         if (plan_.at({id, r}).placed()) write({id, r});
       }
+      expect_none_was_first(id);
     }
     for (const ir::NamedValue& n : graph_.updates()) expect_there(n.value, graph_.size());
     for (const StateCopy& copy : plan_.state_copies) {
@@ -75,6 +77,19 @@ class LabelledRun {
       }
     }
     return labels;
+  }
+
+  /// After the last of several nodes that run at once: each might have read only now, and nothing has hit the results.
+  void expect_none_was_first(int last) {
+    for (const NodeRange& range : plan_.together) {
+      if (range.last != last) continue;
+      for (int id = range.first; id <= range.last; ++id) {
+        for (Value v : graph_.node(id).operands) expect_there(v, id);
+        for (int r = 0; r < static_cast<int>(graph_.node(id).types.size()); ++r) {
+          if (plan_.at({id, r}).placed()) expect_there({id, r}, id);
+        }
+      }
+    }
   }
 
   void put(const std::vector<int64_t>& labels, int64_t offset) {
@@ -163,6 +178,56 @@ TEST(MemoryPlan, WithoutReuseEveryValueHasItsOwnBytes) {
   const MemoryPlan plan = check(graph, {.reuse = false});
   EXPECT_EQ(plan.arena_bytes, plan.tensor_bytes);
   EXPECT_LT(check(graph).arena_bytes, plan.arena_bytes / 2);
+}
+
+TEST(MemoryPlan, AFusionThatReadsASliceIsInPlaceOfOthers) {
+  const auto graph = [](const char* sliced) {
+    return parse_body(fmt::format(R"(
+      %0 = input {{name = "x", dtype = f32, shape = [64, 2]}} : f32[64, 2]
+      %1 = input {{name = "both", dtype = f32, shape = [64, 4]}} : f32[64, 4]
+      %2 = exp %0 : f32[64, 2]
+      %3 = fusion %2, %1 {{hero = pointwise, body = graph body {{
+        %0 = input {{name = "0", dtype = f32, shape = [64, 2]}} : f32[64, 2]
+        %1 = input {{name = "1", dtype = f32, shape = [64, 4]}} : f32[64, 4]
+        {}
+        output "0" = %5
+      }}}} : f32[64, 2]
+      output "y" = %3)",
+                                  sliced));
+  };
+  const Graph whole = graph(R"(%4 = slice %1 {axis = 1, begin = 1, end = 3} : f32[64, 2]
+        %5 = add %0, %4 : f32[64, 2])");
+  const MemoryPlan plan = check(whole);
+  EXPECT_EQ(plan.at({3, 0}), plan.at({2, 0}));
+  // Row i + 1 is read where row i is written.
+  const Graph shifted = graph(R"(%2 = neg %0 : f32[64, 2]
+        %3 = slice %2 {axis = 0, begin = 1, end = 64} : f32[63, 2]
+        %4 = pad %3 {axis = 0, before = 0, after = 1} : f32[64, 2]
+        %5 = add %0, %4 : f32[64, 2])");
+  const MemoryPlan other = check(shifted);
+  EXPECT_NE(other.at({3, 0}), other.at({2, 0}));
+}
+
+TEST(MemoryPlan, NodesThatRunAtOnceShareNoPlace) {
+  const Graph graph = parse_body(R"(
+    %0 = input {name = "x", dtype = f32, shape = [100]} : f32[100]
+    %1 = state {name = "s", dtype = f32, shape = [100]} : f32[100]
+    %2 = exp %0 : f32[100]
+    %3 = sin %0 : f32[100]
+    %4 = neg %2 : f32[100]
+    %5 = neg %3 : f32[100]
+    %6 = neg %1 : f32[100]
+    %7 = add %4, %5 : f32[100]
+    output "y" = %7
+    update "s" = %6)");
+  const MemoryPlan apart = check(graph);
+  EXPECT_EQ(apart.at({4, 0}), apart.at({2, 0}));
+  EXPECT_EQ(apart.at({6, 0}), apart.at({1, 0}));
+  const MemoryPlan plan = check(graph, {.together = {{4, 6}}});
+  EXPECT_NE(plan.at({4, 0}), plan.at({2, 0}));
+  EXPECT_NE(plan.at({5, 0}), plan.at({3, 0}));
+  EXPECT_EQ(plan.together, (std::vector<NodeRange>{{4, 6}}));
+  EXPECT_EQ(plan.state_copies.size(), 1u) << "the old value may be read while the new one is made";
 }
 
 TEST(MemoryPlan, AnOutputIsNotOverwritten) {

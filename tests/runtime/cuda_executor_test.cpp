@@ -1,8 +1,10 @@
 // What runtime/cuda does around kernels, with a stand-in for the driver: order, copies that nobody waits for, eager
 // steps and replayed ones, profiles, and what is said when something fails.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cmath>
 #include <cstdlib>
 
 #include "ir/builder.h"
@@ -34,6 +36,11 @@ int add(const uint64_t* arguments, unsigned) {
 }
 int copy(const uint64_t* arguments, unsigned) {
   for (uint64_t i = 0; i < arguments[2]; ++i) floats(arguments[0])[i] = floats(arguments[1])[i];
+  return 0;
+}
+/// add, for each row of a table: its four arguments and the blocks of its own.
+int add_rows(const uint64_t* arguments, unsigned blocks) {
+  for (unsigned row = 0; row < blocks; ++row) add(arguments + size_t{5} * row, 1);
   return 0;
 }
 /// Like copy, but fails where the first number is 13.
@@ -234,6 +241,52 @@ TEST_F(FakeCuda, ShowsEachNode) {
   EXPECT_EQ(observer.text, "<3 3><4 4>");
   e->run();
   EXPECT_EQ(state(*e)[3], 8);
+}
+
+TEST_F(FakeCuda, OneLaunchOfTwoNodesIsShownNodeByNode) {
+  CudaPlan plan;
+  ir::Builder b(plan.graph);
+  const ir::Type type{ir::DType::f32, {4}};
+  const ir::Value x = b.input("x", type), c = b.literal({1, 2, 3, 4}, type);
+  const ir::Value xc = b.add(x, c), cc = b.add(c, c), y = b.add(xc, cc);
+  plan.graph.set_output("y", y);
+  plan.memory = passes::plan_memory(plan.graph, {.together = {{2, 3}}});
+  const auto at = [&](ir::Value v) { return Argument{Argument::Kind::arena, plan.memory.at(v).offset}; };
+  plan.sources = {{"add_up", "", "sm_90a", {}}, {"add_up_joined", "", "sm_90a", {}}};
+  const Argument count{.value = 4}, blocks{.value = 1};
+  plan.calls.push_back({.source = 1,
+                        .node = xc.node,
+                        .grid = {1, 1, 2},
+                        .arguments = {at(xc), at(x), at(c), count, blocks, at(cc), at(c), at(c), count, blocks},
+                        .members = 2,
+                        .table_bytes = 120,
+                        .more_nodes = {cc.node}});
+  plan.calls.push_back({.source = 0, .node = y.node, .grid = {}, .arguments = {at(y), at(xc), at(cc), count}});
+  const Kernels both = {fake_kernel("add_up", add, 4), fake_kernel("add_up_joined", add_rows, 15, /*is_table=*/true)};
+
+  struct Observer : NodeObserver {
+    explicit Observer(const Executor& from) : executor(from) {}
+    void before(int node) override { text += fmt::format("<{} {}", node, first(node)); }
+    void after(int node) override { text += fmt::format(" {}>", first(node)); }
+    float first(int node) const {
+      Numbers numbers{};
+      executor.read_value({node, 0}, std::as_writable_bytes(std::span(numbers)));
+      return std::isnan(numbers[0]) ? -1 : numbers[0];
+    }
+    const Executor& executor;
+    std::string text;
+  };
+  CudaExecutor e(device_, plan, both, {});
+  write(e, Numbers{5, 0, 0, 0});
+  Observer observer(e);
+  e.run_observed(observer);
+  // The sum is made in the place of the first of the two.
+  EXPECT_EQ(observer.text, fmt::format("<{} 0 6><{} 0 2><{} 6 8>", xc.node, cc.node, y.node));
+  for (int step = 0; step < 3; ++step) {
+    write(e, Numbers{static_cast<float>(step), 0, 0, 0});
+    e.run();
+    EXPECT_EQ(output(e), (Numbers{static_cast<float>(step) + 3, 6, 9, 12}));
+  }
 }
 
 TEST_F(FakeCuda, AKernelThatFailsIsNamed) {

@@ -1,7 +1,7 @@
 // Reductions with elementwise ops around them: sums and maxima over axes, and a strip's moments per channel, of values
 // of one shape, beside elementwise results of that shape. Reductions over the same axes are one kernel, which reads
 // each operand once (and a second one, where what it leaves is in parts); other axes, and each channel_moments, have
-// kernels of their own.
+// kernels of their own. A body that reads a row's reduction again over the row is one kernel (reduction/rows.cpp).
 #include <algorithm>
 #include <map>
 
@@ -26,17 +26,23 @@ bool accepts_reduction(const ir::Graph& body) {
       if (node.op == ir::Op::group_finish || body.type(node.operands[0]).shape != shape) return false;
       if (is_reduction(body.node(node.operands[0]))) return false;
       has_reduction = true;
-    } else if (!BodyCode::can(node) || !ir::has_trait(node, ir::Trait(ir::kElementwise | ir::kBroadcast | ir::kLeaf))) {
-      return false;
+    } else {
+      constexpr auto kTraits = ir::Trait(ir::kElementwise | ir::kBroadcast | ir::kLeaf);
+      if (!BodyCode::can(node) || !(node.op == ir::Op::slice || ir::has_trait(node, kTraits))) return false;
     }
   }
   const auto fits = [&](const ir::NamedValue& n) {
     return is_reduction(body.node(n.value)) || body.type(n.value).shape == shape;
   };
+  if (reduction::reads_rows_again(body) && !reduction::accepts_rows(body)) return false;
   return has_reduction && std::ranges::all_of(body.outputs(), fits);
 }
 
 void emit_reduction(const KernelSpec& spec, Emission& emission) {
+  if (reduction::reads_rows_again(spec.body)) {
+    reduction::emit_rows(spec, emission);
+    return;
+  }
   // By axes, in the order in which they are first met; channel_moments each on its own.
   std::vector<std::vector<size_t>> groups;
   std::map<std::vector<int64_t>, size_t> by_axes;

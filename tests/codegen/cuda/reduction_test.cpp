@@ -243,6 +243,24 @@ Write with_broadcasts(std::vector<int64_t> axes) {
   };
 }
 
+/// The same, with what is repeated computed here: a product, and a part of a longer vector.
+Write with_small_values(std::vector<int64_t> axes) {
+  return [=](Builder& b, const ir::Shape& shape) {
+    const Value x = b.input("0", {DType::f32, shape});
+    const Value rstd = b.input("1", {DType::f32, {shape[0], shape[3]}}), gamma = b.input("2", {DType::f32, {shape[3]}});
+    const Value means = b.input("3", {DType::f32, {shape[0], 2 * shape[3]}});
+    const Value mean = b.slice(means, 1, shape[3], 2 * shape[3]);
+    const Value scale = b.mul(rstd, b.broadcast(gamma, {shape[0], shape[3]}, {1}));
+    const ir::Shape wide{shape[0], shape[1], shape[2], 3 * shape[3]};
+    const Value part = b.cast(b.slice(b.input("4", {DType::bf16, wide}), 3, shape[3], 2 * shape[3]), DType::f32);
+    const Value centred = b.sub(b.add(x, part), b.broadcast_image_channels(mean, shape));
+    const Value y = b.mul(centred, b.broadcast_image_channels(scale, shape));
+    Outputs out(b);
+    out.add(b.reduce_sum(y, axes));
+    out.add(y);
+  };
+}
+
 /// bf16 tensors in and out.
 Write with_casts(std::vector<int64_t> axes) {
   return [=](Builder& b, const ir::Shape& shape) {
@@ -277,6 +295,38 @@ Write moments_of_sum(DType dtype) {
     out.add(m.mean);
     out.add(m.m2);
     out.add(b.silu(biased));
+  };
+}
+
+/// What is read again over the row: the axes are the last ones.
+Write softmax(std::vector<int64_t> axes) {
+  return [=](Builder& b, const ir::Shape& shape) {
+    std::vector<int64_t> kept;
+    for (int64_t d = 0; d < axes[0]; ++d) kept.push_back(d);
+    const Value x = b.input("0", {DType::f32, shape});
+    const Value most = b.reduce_max(x, axes);
+    const Value e = b.exp(b.sub(x, b.broadcast(most, shape, kept)));
+    const Value sum = b.reduce_sum(e, axes);
+    Outputs out(b);
+    out.add(b.div(e, b.broadcast(sum, shape, kept)));
+    out.add(sum);
+    out.add(most);
+  };
+}
+
+/// A group's part of a norm's gradient: two chains over the same rows, one more sum of what they give, bf16 in and out.
+Write group_gradient() {
+  return [](Builder& b, const ir::Shape& shape) {
+    const Value x = b.input("0", {DType::f32, shape}), y = b.input("1", {DType::bf16, shape});
+    const Value scale = b.broadcast(b.input("2", {DType::f32, {shape[1], shape[2]}}), shape, {1, 2});
+    const Value wide = b.mul(b.cast(y, DType::f32), scale);
+    const auto back = [&](Value v) { return b.broadcast(v, shape, {0, 1}); };
+    const Value shift = b.mul(back(b.reduce_sum(b.mul(x, scale), {2})), 0.25);
+    const Value slope = b.mul(b.neg(back(b.reduce_sum(wide, {2}))), 0.125);
+    Outputs out(b);
+    out.add(shift);
+    out.add(b.cast(slope, DType::bf16));
+    out.add(b.reduce_sum(b.add(b.mul(shift, wide), slope), {2}));
   };
 }
 
@@ -318,9 +368,20 @@ std::vector<Case> cases() {
       {"norm_gradient_small_images", {5, 4, 4, 8}, with_broadcasts({0, 1, 2})},
       {"norm_gradient_odd_channels", {2, 9, 7, 5}, with_broadcasts({1, 2})},
       {"whole_images", {3, 6, 6, 8}, with_broadcasts({1, 2, 3})},
+      {"small_values", {2, 20, 20, 64}, with_small_values({1, 2})},
+      {"small_values_to_channels", {3, 16, 16, 12}, with_small_values({0, 1, 2})},
+      {"small_values_odd", {2, 9, 7, 5}, with_small_values({1, 2})},
       {"casts", {2, 14, 14, 64}, with_casts({1, 2})},
       {"casts_to_channels", {3, 7, 7, 20}, with_casts({0, 1, 2})},
       {"casts_whole_images", {2, 8, 8, 6}, with_casts({1, 2, 3})},
+      {"softmax", {37, 64}, softmax({1})},
+      {"softmax_odd", {5, 3, 7}, softmax({2})},
+      {"softmax_long", {3, 1000}, softmax({1})},
+      {"softmax_of_images", {3, 4, 4, 6}, softmax({1, 2, 3})},
+      {"softmax_one_row", {1, 40}, softmax({1})},
+      {"groups_of_8", {3, 32, 8}, group_gradient()},
+      {"groups_of_2", {3, 4, 2}, group_gradient()},
+      {"groups_of_14", {2, 32, 14}, group_gradient()},
       {"moments_64", {2, 64, 64, 64}, image_moments()},
       {"moments_30_odd", {2, 30, 30, 3}, image_moments()},
       {"moments_30", {2, 30, 30, 100}, image_moments()},

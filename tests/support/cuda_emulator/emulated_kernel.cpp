@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "codegen/cuda/join/table.h"
 #include "ir/error.h"
 #include "tests/support/cuda_emulator/block_machine.h"
 #include "tests/support/cuda_emulator/kernel_library.h"
@@ -90,22 +91,26 @@ void run_emulated(const codegen::cuda::CudaPlan& plan, std::byte* arena, std::by
       std::byte* const memory = map.start.kind == Argument::Kind::arena ? arena : workspace;
       maps.push_back(emulated_map(map, memory + map.start.value));
     }
-    arguments.clear();
-    for (const Argument& argument : call.arguments) {
+    const auto address = [&](const Argument& argument) {
       switch (argument.kind) {
         case Argument::Kind::arena:
-          arguments.push_back(EmulatedKernel::argument(arena + argument.value));
-          break;
+          return EmulatedKernel::argument(arena + argument.value);
         case Argument::Kind::workspace:
-          arguments.push_back(EmulatedKernel::argument(workspace + argument.value));
-          break;
-        case Argument::Kind::number:
-          arguments.push_back(EmulatedKernel::argument(argument.value));
-          break;
+          return EmulatedKernel::argument(workspace + argument.value);
         case Argument::Kind::tensor_map:
-          arguments.push_back(EmulatedKernel::argument(&maps[static_cast<size_t>(argument.value)]));
+          return EmulatedKernel::argument(&maps[static_cast<size_t>(argument.value)]);
+        case Argument::Kind::number:
           break;
       }
+      return EmulatedKernel::argument(argument.value);
+    };
+    std::vector<uint64_t> table;
+    arguments.clear();
+    if (call.members > 1) {
+      table = codegen::cuda::table_of(call, address);
+      arguments.push_back(EmulatedKernel::argument(table.data()));
+    } else {
+      for (const Argument& argument : call.arguments) arguments.push_back(address(argument));
     }
     kernels[static_cast<size_t>(call.source)].launch(call.grid, call.threads, call.shared_bytes, arguments);
   }

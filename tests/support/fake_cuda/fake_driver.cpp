@@ -201,8 +201,12 @@ Result cuOccupancyMaxActiveClusters(int*, Function, const LaunchConfig*) { retur
 Result cuLaunchKernelEx(const LaunchConfig* config, Function function, void** arguments, void**) {
   const test::FakeCubin cubin = reinterpret_cast<LibraryTag*>(function)->cubin;
   std::vector<uint64_t> values(cubin.arguments);
-  for (size_t i = 0; i < values.size(); ++i) std::memcpy(&values[i], arguments[i], sizeof(uint64_t));
-  return put(config->stream, [cubin, values, blocks = config->grid_x] {
+  if (cubin.is_table) {
+    std::memcpy(values.data(), arguments[0], values.size() * sizeof(uint64_t));
+  } else {
+    for (size_t i = 0; i < values.size(); ++i) std::memcpy(&values[i], arguments[i], sizeof(uint64_t));
+  }
+  return put(config->stream, [cubin, values, blocks = config->grid_x * config->grid_y * config->grid_z] {
     return cubin.kernel(values.data(), blocks) == 0 ? Result::success : Result::launch_failed;
   });
 }

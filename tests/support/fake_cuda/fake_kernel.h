@@ -16,18 +16,20 @@
 
 namespace difuse::test {
 
-/// What a fake kernel gets: its arguments, 8 bytes each, and its grid. Not 0: it fails, and the GPU with it.
+/// What a fake kernel gets: its arguments, 8 bytes each, and how many blocks it has. Not 0: it fails, and the GPU with
+/// it.
 using FakeKernel = int (*)(const uint64_t* arguments, unsigned blocks);
 
 struct FakeCubin {
   char magic[8] = {'F', 'A', 'K', 'E', 'C', 'U', 'D', 'A'};
   FakeKernel kernel = nullptr;
   uint64_t arguments = 0;
+  bool is_table = false;  ///< They are one parameter.
 };
 
 inline std::shared_ptr<const codegen::CompiledKernel> fake_kernel(const std::string& name, FakeKernel kernel,
-                                                                  uint64_t arguments) {
-  const FakeCubin cubin{.kernel = kernel, .arguments = arguments};
+                                                                  uint64_t arguments, bool is_table = false) {
+  const FakeCubin cubin{.kernel = kernel, .arguments = arguments, .is_table = is_table};
   codegen::CompiledKernel compiled;
   compiled.name = name;
   compiled.architecture = "sm_90a";

@@ -46,6 +46,9 @@ WholeTensors whole_tensors(const Graph& body, const ir::Shape& shape) {
     found.narrowest = std::min(found.narrowest, ir::size_of(t.dtype));
   };
   for (const int id : body.leaves(Op::input)) see(body.node(id).types[0], true);
+  for (int id = 0; id < body.size(); ++id) {
+    if (body.node(id).op == Op::slice) see(body.node(id).types[0], true);
+  }
   for (const ir::NamedValue& output : body.outputs()) see(body.type(output.value), false);
   return found;
 }
@@ -73,7 +76,9 @@ std::vector<Term> split(const std::string& linear, std::span<const int64_t> exte
 void hoist(BodyCode& code, const Graph& body, const std::vector<Term>& coords, size_t begin, size_t end) {
   for (int id = 0; id < body.size(); ++id) {
     const Node& node = body.node(id);
-    if (node.op != Op::broadcast || body.node(node.operands[0]).op != Op::input) continue;
+    if (node.op != Op::broadcast) continue;
+    const Node& from = body.node(node.operands[0]);
+    if (from.op != Op::input && from.op != Op::slice && !ir::has_trait(from, ir::kElementwise)) continue;
     const auto& dims = node.as<ir::BroadcastAttrs>().dims;
     const bool varies = std::ranges::any_of(
         dims, [&](int64_t d) { return static_cast<size_t>(d) >= begin && static_cast<size_t>(d) < end; });

@@ -7,14 +7,15 @@ template <auto kernel>
 struct Entry;
 template <class... Parameter, void (*kernel)(Parameter...)>
 struct Entry<kernel> {
-  // What is not 8 bytes long is a tensor map, and the argument its address.
-  static_assert(((sizeof(Parameter) == 8 || sizeof(Parameter) == 128) && ...), "a parameter is 8 bytes or a tensor map");
+  // What is longer than 8 bytes is a tensor map or a table, and the argument its address.
+  static_assert(((sizeof(Parameter) >= 8) && ...), "a parameter is 8 bytes, a tensor map or a table");
   static constexpr unsigned parameters = sizeof...(Parameter);
 
   template <int... i>
   struct Indices {};
+  // A table's bytes are no access of the kernel's.
   template <class P>
-  static P parameter(unsigned long long argument) {
+  __attribute__((no_sanitize_thread)) static P parameter(unsigned long long argument) {
     if constexpr (sizeof(P) == 8) {
       return __builtin_bit_cast(P, argument);
     } else {
@@ -22,7 +23,7 @@ struct Entry<kernel> {
     }
   }
   template <int... i>
-  static void call(const unsigned long long* arguments, Indices<i...>) {
+  __attribute__((no_sanitize_thread)) static void call(const unsigned long long* arguments, Indices<i...>) {
     kernel(parameter<Parameter>(arguments[i])...);
   }
   static void run(const unsigned long long* arguments) {

@@ -1,0 +1,256 @@
+#include "codegen/cuda/join/nodes.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <tuple>
+
+#include "codegen/cuda/join/table.h"
+#include "codegen/cuda/lower_cuda.h"
+#include "codegen/cuda/plan_writer.h"
+#include "ir/op.h"
+
+namespace difuse::codegen::cuda {
+namespace {
+
+using ir::Graph;
+using ir::Op;
+using ir::Value;
+
+/// What nodes are like, by node.
+struct Kinds {
+  std::vector<int> of;  ///< Equal nodes have one number; -1: a node that is like no other, or must not move.
+  std::vector<std::vector<int>> nodes;  ///< By kind, increasing.
+};
+
+/// Such a node has its place when somebody needs it.
+bool moves_nothing(const Graph& graph, int id) {
+  return graph.node(id).op == Op::reshape || graph.node(id).op == Op::view;
+}
+
+/// Nodes are equal when their launches are, one by one.
+Kinds find_kinds(const Graph& graph, const passes::MemoryPlan& memory, const ir::DeviceSpec& device,
+                 const TuningTable* decisions) {
+  using Launch = std::tuple<int, int64_t, int, int64_t>;  // kernel, y, threads, shared memory
+  CudaPlan trial;
+  PlanWriter writer(trial, device, decisions);
+  Joiner joiner(trial);
+  std::map<std::vector<Launch>, std::vector<int>> by_launches;
+  int latest = -1;
+  for_each_spec(graph, memory, device, [&](const KernelSpec& spec, int node) {
+    if (node <= latest) return;  // Copies a state.
+    latest = node;
+    if (moves_nothing(graph, node)) return;
+    const size_t begin = trial.calls.size();
+    writer.emit(spec, node);
+    std::vector<Launch> launches;
+    for (size_t i = begin; i < trial.calls.size(); ++i) {
+      const KernelCall& call = trial.calls[i];
+      if (!joiner.can_join(call)) return;
+      launches.emplace_back(call.source, call.grid.y, call.threads, call.shared_bytes);
+    }
+    by_launches[launches].push_back(node);
+  });
+  Kinds kinds{std::vector<int>(static_cast<size_t>(graph.size()), -1), {}};
+  for (const auto& [launches, nodes] : by_launches) {
+    if (nodes.size() < 2) continue;
+    for (const int id : nodes) kinds.of[static_cast<size_t>(id)] = static_cast<int>(kinds.nodes.size());
+    kinds.nodes.push_back(nodes);
+  }
+  // The next value of a state is made in the state's place, which no node does that runs with others.
+  for (const ir::NamedValue& update : graph.updates()) {
+    int& kind = kinds.of[static_cast<size_t>(update.value.node)];
+    if (kind >= 0) std::erase(kinds.nodes[static_cast<size_t>(kind)], update.value.node);
+    kind = -1;
+  }
+  return kinds;
+}
+
+class Mover {
+ public:
+  Mover(const Graph& graph, const Kinds& kinds, int64_t most_bytes)
+      : graph_(graph),
+        kinds_(kinds),
+        most_bytes_(most_bytes),
+        live_(graph.live()),
+        state_(static_cast<size_t>(graph.size()), State::waits),
+        gathers_(kinds.nodes.size(), false) {}
+
+  /// The graph in its new order.
+  Graph run(std::vector<passes::NodeRange>& together) {
+    for (int id = 0; id < graph_.size(); ++id) {
+      if (graph_.node(id).op == Op::input || graph_.node(id).op == Op::state) place(id);
+    }
+    for (int id = 0; id < graph_.size(); ++id) meet(id);
+    for (int id = 0; id < graph_.size(); ++id) {
+      if (live_[static_cast<size_t>(id)]) require(id);
+    }
+    together = std::move(together_);
+    return rebuilt();
+  }
+
+ private:
+  enum class State : uint8_t {
+    waits,    ///< Its turn has not come.
+    put_off,  ///< Its turn has come, and nobody needs it.
+    early,    ///< It has its place, before its turn.
+    placed,
+  };
+  State& state(int id) { return state_[static_cast<size_t>(id)]; }
+  bool done(int id) const {
+    const State s = state_[static_cast<size_t>(id)];
+    return s == State::early || s == State::placed;
+  }
+  int kind(int id) const { return kinds_.of[static_cast<size_t>(id)]; }
+  bool moves_nothing(int id) const { return cuda::moves_nothing(graph_, id); }
+
+  int64_t result_bytes(int id) const {
+    int64_t bytes = 0;
+    for (const ir::Type& type : graph_.node(id).types) bytes += type.bytes();
+    return bytes;
+  }
+  /// Of a large tensor's part that part alone: others need the rest as well.
+  int64_t operand_bytes(int id) const {
+    int64_t bytes = 0;
+    for (const Value operand : graph_.node(id).operands) {
+      Value v = operand;
+      while (moves_nothing(v.node)) v = graph_.node(v).operands[0];
+      if (!ir::has_trait(graph_.node(v), ir::kLeaf)) bytes += graph_.type(operand).bytes();
+    }
+    return bytes;
+  }
+  /// Whether so many bytes more may be kept alive by one node.
+  bool fits(int64_t bytes) const {
+    constexpr int64_t kShare = 8;
+    return bytes <= most_bytes_ / kShare && held_ + bytes <= most_bytes_;
+  }
+
+  /// The node's turn in the old order.
+  void meet(int id) {
+    if (state(id) == State::early) held_ -= result_bytes(id);
+    if (!live_[static_cast<size_t>(id)] || done(id) || moves_nothing(id)) return;
+    if (kind(id) >= 0 && fits(operand_bytes(id))) {
+      state(id) = State::put_off;
+      held_ += operand_bytes(id);
+    } else {
+      require(id);
+    }
+  }
+
+  void require(int id) {
+    if (done(id)) return;
+    for (const Value v : graph_.node(id).operands) require(v.node);
+    if (done(id)) return;
+    if (kind(id) < 0) {
+      place(id);
+    } else {
+      place_with_others(id);
+    }
+  }
+
+  void place(int id) {
+    state(id) = State::placed;
+    order_.push_back(id);
+  }
+
+  /// Whether all that the node reads has its place, or is part of what has.
+  bool is_ready(int id) const {
+    return std::ranges::all_of(graph_.node(id).operands, [&](Value v) {
+      while (!done(v.node) && moves_nothing(v.node)) v = graph_.node(v).operands[0];
+      return done(v.node);
+    });
+  }
+
+  /// Whether the node waits, itself or through others that were put off, for one of this kind.
+  bool waits_for(int id, int kind, std::set<int>& seen) const {
+    return std::ranges::any_of(graph_.node(id).operands, [&](Value v) {
+      if (done(v.node) || !seen.insert(v.node).second) return false;
+      return this->kind(v.node) == kind || waits_for(v.node, kind, seen);
+    });
+  }
+
+  /// Others that were put off may read what was put off as well: that comes first.
+  void require_operands_of_others(int id) {
+    const auto own = static_cast<size_t>(kind(id));
+    if (gathers_[own]) return;
+    gathers_[own] = true;
+    for (const int other : kinds_.nodes[own]) {
+      std::set<int> seen;
+      if (other == id || state(other) != State::put_off || waits_for(other, kind(id), seen)) continue;
+      for (const Value v : graph_.node(other).operands) require(v.node);
+    }
+    gathers_[own] = false;
+  }
+
+  /// The operands of `id` have their places.
+  void place_with_others(int id) {
+    require_operands_of_others(id);
+    if (done(id)) return;
+    std::vector<int> members;
+    for (const int other : kinds_.nodes[static_cast<size_t>(kind(id))]) {
+      if (done(other) || (other != id && !is_ready(other))) continue;
+      if (other != id && state(other) == State::waits) {
+        if (!fits(result_bytes(other))) continue;
+        held_ += result_bytes(other);
+      }
+      members.push_back(other);
+    }
+    // What is left of their operands moves nothing.
+    for (const int member : members) {
+      for (const Value v : graph_.node(member).operands) require(v.node);
+    }
+    const int first = static_cast<int>(order_.size());
+    for (const int member : members) {
+      const bool early = member != id && state(member) == State::waits;
+      if (state(member) == State::put_off) held_ -= operand_bytes(member);
+      place(member);
+      if (early) state(member) = State::early;
+    }
+    if (members.size() > 1) together_.push_back({first, static_cast<int>(order_.size()) - 1});
+  }
+
+  Graph rebuilt() const {
+    Graph to(graph_.name());
+    std::map<Value, Value> mapped;
+    for (const int id : order_) {
+      std::vector<Value> operands;
+      for (const Value v : graph_.node(id).operands) operands.push_back(mapped.at(v));
+      const std::vector<Value> copied = ir::copy_node(to, graph_.node(id), operands);
+      for (size_t r = 0; r < copied.size(); ++r) mapped[{id, static_cast<int32_t>(r)}] = copied[r];
+    }
+    for (const ir::NamedValue& n : graph_.outputs()) to.set_output(n.name, mapped.at(n.value));
+    for (const ir::NamedValue& n : graph_.updates()) to.set_update(n.name, mapped.at(n.value));
+    return to;
+  }
+
+  const Graph& graph_;
+  const Kinds& kinds_;
+  const int64_t most_bytes_;
+  const std::vector<bool> live_;
+  std::vector<State> state_;
+  std::vector<bool> gathers_;  // by kind: its operands are being given places
+  std::vector<int> order_;
+  std::vector<passes::NodeRange> together_;
+  int64_t held_ = 0;  // kept alive by nodes that are not where they were
+};
+
+}  // namespace
+
+JoinedNodes join_equal_nodes(Graph graph, const ir::DeviceSpec& device, const TuningTable* decisions) {
+  constexpr int64_t kShare = 32, kLeast = int64_t{1} << 18;  // Of a small arena a few per cent are nothing.
+  passes::MemoryPlan memory = passes::plan_memory(graph);
+  const Kinds kinds = find_kinds(graph, memory, device, decisions);
+  if (kinds.nodes.empty()) return {std::move(graph), std::move(memory)};
+  const int64_t most = std::max(kLeast, memory.arena_bytes / kShare);
+  // What is kept alive need not be so at the peak: less is tried only where it is.
+  for (int64_t held = most; held > 0; held /= 4) {
+    passes::MemoryOptions options;
+    Graph moved = Mover(graph, kinds, held).run(options.together);
+    if (options.together.empty()) break;
+    passes::MemoryPlan plan = passes::plan_memory(moved, options);
+    if (plan.arena_bytes <= memory.arena_bytes + most) return {std::move(moved), std::move(plan)};
+  }
+  return {std::move(graph), std::move(memory)};
+}
+
+}  // namespace difuse::codegen::cuda

@@ -1,0 +1,48 @@
+// Equal launches as one: the same kernel, the same block, other arguments. The joined kernel's one parameter is a table
+// with a row of arguments for each member; a block finds its row by blockIdx.z and then does what it would have done in
+// a launch of its own, so no bit changes.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "codegen/cuda/cuda_plan.h"
+
+namespace difuse::codegen::cuda {
+
+/// What all drivers take as a kernel's parameters.
+inline constexpr int64_t kMostTableBytes = 4096;
+
+/// The kernel of `single`, made to run for every row of a table. Its name is that of `single` with "_joined" and a
+/// hash. Throws Error where the source has no kernel of its name.
+CudaSource joined_source(const CudaSource& single);
+
+/// What the joined kernel gets: `address` gives an argument's 8 bytes.
+std::vector<uint64_t> table_of(const KernelCall& call, const std::function<uint64_t(const Argument&)>& address);
+
+/// Makes equal launches one, where none of `calls` touches what another writes. Kernels are added to `plan`.
+class Joiner {
+ public:
+  explicit Joiner(CudaPlan& plan) : plan_(plan) {}
+
+  /// In the order of the first of each.
+  std::vector<KernelCall> join(const std::vector<KernelCall>& calls);
+  /// Whether the launch may be a member: it has no tensor maps, and its kernel does not use z itself.
+  bool can_join(const KernelCall& call);
+  /// Whether two launches may be members of one.
+  bool equal(const KernelCall& a, const KernelCall& b);
+
+ private:
+  KernelCall joined(const std::vector<const KernelCall*>& members);
+
+  CudaPlan& plan_;
+  std::map<int, int> sources_;    // of the joined kernel, by the single one's
+  std::map<int, bool> can_join_;  // by source
+};
+
+/// Takes away the sources that no call uses.
+void remove_unused_sources(CudaPlan& plan);
+
+}  // namespace difuse::codegen::cuda

@@ -1,0 +1,243 @@
+// Equal launches as one: how many launches are left, that no bit changes, and what must stay apart.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "codegen/cuda/join/nodes.h"
+#include "codegen/cuda/join/table.h"
+#include "codegen/cuda/lower_cuda.h"
+#include "ir/builder.h"
+#include "ir/error.h"
+#include "ir/verify.h"
+#include "passes/pipeline.h"
+#include "tests/passes/graphs.h"
+#include "tests/support/backend/cpu_run.h"
+#include "tests/support/backend/emulated_executor.h"
+#include "tests/support/op_rows.h"
+
+namespace difuse::testing {
+namespace {
+
+using codegen::cuda::CudaPlan;
+using codegen::cuda::KernelCall;
+using ir::Builder;
+using ir::DType;
+using ir::Graph;
+using ir::Value;
+
+const ir::DeviceSpec& device() { return *ir::find_device_spec("h100"); }
+
+CudaPlan joined_plan(const Graph& graph) {
+  codegen::cuda::JoinedNodes joined = codegen::cuda::join_equal_nodes(graph, device());
+  ir::verify(joined.graph);
+  return codegen::cuda::lower_cuda(std::move(joined.graph), std::move(joined.memory), device());
+}
+
+/// Members of each launch.
+std::vector<int> members(const CudaPlan& plan) {
+  std::vector<int> counts;
+  for (const KernelCall& call : plan.calls) counts.push_back(call.members);
+  return counts;
+}
+
+void expect_same_bits(const Graph& graph) {
+  const auto apart = lower_emulated(graph);
+  EmulatedExecutor together(joined_plan(graph));
+  const ir::TensorMap inputs = random_leaves(graph, ir::Op::input, 1), states = random_leaves(graph, ir::Op::state, 2);
+  expect_same(run(*apart, inputs, states, 2), run(together, inputs, states, 2), "the joined plan");
+}
+
+/// Gradients of three biases, each behind a product that the next one reads.
+Graph biases() {
+  Graph graph("step");
+  Builder b(graph);
+  Value x = b.input("x", {DType::f32, {4, 16}});
+  std::vector<Value> sums;
+  for (int i = 0; i < 3; ++i) {
+    const Value w = b.input("w" + std::to_string(i), {DType::f32, {16, 16}});
+    x = b.matmul(x, w);
+    sums.push_back(b.reduce_sum(x, {0}));
+  }
+  graph.set_output("y", x);
+  graph.set_output("gradient", b.pack(sums, {0, 64, 128}, 192));
+  return graph;
+}
+
+TEST(JoinedLaunches, WhatOnlyTheEndReadsWaitsForItsKind) {
+  const Graph graph = biases();
+  const CudaPlan plan = joined_plan(graph);
+  // The products follow one another; then come the sums, and the gaps of the packed vector.
+  EXPECT_EQ(members(plan), (std::vector{1, 1, 1, 3, 1}));
+  EXPECT_EQ(plan.calls[3].grid.z, 3);
+  EXPECT_EQ(plan.memory.together, (std::vector<passes::NodeRange>{{7, 9}}));
+  expect_same_bits(graph);
+}
+
+TEST(JoinedLaunches, WhatIsReadyEarlyComesWithTheFirstOfItsKind) {
+  Graph graph("step");
+  Builder b(graph);
+  Value x = b.input("x", {DType::bf16, {2, 6, 6, 8}});
+  for (int i = 0; i < 3; ++i) {
+    const Value w = b.input("w" + std::to_string(i), {DType::bf16, {8, 3, 3, 8}});
+    x = b.cast(b.conv_fprop(x, b.repack(w, ir::WeightLayout::flipped), 1, 1), DType::bf16);
+  }
+  graph.set_output("y", x);
+  const CudaPlan plan = joined_plan(graph);
+  EXPECT_EQ(plan.calls[0].members, 3);
+  EXPECT_EQ(std::ranges::count_if(plan.calls, [](const KernelCall& c) { return c.members > 1; }), 1);
+  expect_same_bits(graph);
+}
+
+TEST(JoinedLaunches, ANodeThatReadsTheOtherOfItsKindStaysApart) {
+  Graph graph("step");
+  Builder b(graph);
+  Value x = b.input("x", {DType::f32, {4, 16}});
+  for (int i = 0; i < 3; ++i) x = b.silu(x);
+  graph.set_output("y", x);
+  const CudaPlan plan = joined_plan(graph);
+  EXPECT_EQ(members(plan), (std::vector{1, 1, 1}));
+  EXPECT_TRUE(plan.memory.together.empty());
+}
+
+TEST(JoinedLaunches, OtherKernelsStayApart) {
+  Graph graph("step");
+  Builder b(graph);
+  const Value x = b.input("x", {DType::f32, {4, 16}}), y = b.input("y", {DType::f32, {4, 20}});
+  graph.set_output("a", b.reduce_sum(x, {0}));
+  graph.set_output("b", b.reduce_sum(y, {0}));
+  graph.set_output("c", b.reduce_max(x, {0}));
+  EXPECT_EQ(members(joined_plan(graph)), (std::vector{1, 1, 1}));
+}
+
+TEST(JoinedLaunches, TheNextValueOfAStateIsMadeInItsPlace) {
+  Graph graph("step");
+  Builder b(graph);
+  for (const char* name : {"a", "b"}) {
+    const Value state = b.state(name, {DType::f32, {64}});
+    graph.set_update(name, b.silu(state));
+  }
+  const CudaPlan plan = joined_plan(graph);
+  EXPECT_EQ(members(plan), (std::vector{1, 1}));
+  EXPECT_TRUE(plan.memory.state_copies.empty());
+}
+
+TEST(JoinedLaunches, BigTensorsAreNotKeptAlive) {
+  Graph graph("step");
+  Builder b(graph);
+  Value x = b.input("x", {DType::f32, {512, 512}});
+  std::vector<Value> sums;
+  for (int i = 0; i < 8; ++i) {
+    x = b.matmul(x, x);
+    sums.push_back(b.reduce_sum(x, {0}));
+  }
+  graph.set_output("gradient", b.pack(sums, {0, 512, 1024, 1536, 2048, 2560, 3072, 3584}, 4096));
+  const int64_t before = passes::plan_memory(graph).arena_bytes;
+  const CudaPlan plan = joined_plan(graph);
+  EXPECT_LE(plan.memory.arena_bytes, before + before / 32 + (1 << 18));
+  EXPECT_TRUE(plan.memory.together.empty());
+}
+
+/// Sums over images so large that each leaves parts, which a second launch adds up.
+TEST(JoinedLaunches, SecondStagesWaitForTheirKind) {
+  Graph graph("step");
+  Builder b(graph);
+  Value x = b.input("x", {DType::f32, {16, 32, 32, 8}});
+  std::vector<Value> sums;
+  for (int i = 0; i < 3; ++i) {
+    x = b.silu(x);
+    sums.push_back(b.reduce_sum(x, {0, 1, 2}));
+  }
+  graph.set_output("y", x);
+  graph.set_output("gradient", b.pack(sums, {0, 64, 128}, 192));
+  const CudaPlan apart = codegen::cuda::lower_cuda(graph, passes::plan_memory(graph), device());
+  // Each silu and the sum's first stage, the second stages as one, the gaps.
+  EXPECT_EQ(members(apart), (std::vector{1, 1, 1, 1, 1, 1, 3, 1}));
+  const KernelCall& last = apart.calls[6];
+  std::vector<int64_t> from;
+  for (const auto& argument : last.arguments) {
+    if (argument.kind == codegen::cuda::Argument::Kind::workspace) from.push_back(argument.value);
+  }
+  std::ranges::sort(from);
+  EXPECT_EQ(std::ranges::unique(from).size(), 0u) << "the parts lie over each other";
+  const ir::TensorMap inputs = random_leaves(graph, ir::Op::input, 1);
+  expect_near_reference(graph, run(*lower_emulated(graph), inputs, {}), inputs, {}, 1e-5);
+}
+
+TEST(JoinedLaunches, ASecondStageRunsBeforeItsResultIsRead) {
+  Graph graph("step");
+  Builder b(graph);
+  const ir::Shape shape{16, 32, 32, 8};
+  Value x = b.input("x", {DType::f32, shape});
+  for (int i = 0; i < 2; ++i) {
+    const Value sum = b.reduce_sum(x, {0, 1, 2});
+    x = b.mul(x, b.broadcast_channels(b.reshape(b.tanh(b.reshape(sum, {1, 8})), {8}), shape));
+  }
+  graph.set_output("y", x);
+  const CudaPlan plan = codegen::cuda::lower_cuda(graph, passes::plan_memory(graph), device());
+  for (const KernelCall& call : plan.calls) EXPECT_EQ(call.members, 1);
+  const ir::TensorMap inputs = random_leaves(graph, ir::Op::input, 1);
+  expect_near_reference(graph, run(*lower_emulated(graph), inputs, {}), inputs, {}, 1e-5);
+}
+
+TEST(JoinedLaunches, MoreMembersThanATableHolds) {
+  Graph graph("step");
+  Builder b(graph);
+  std::vector<Value> sums;
+  std::vector<int64_t> offsets;
+  const Value x = b.input("x", {DType::f32, {140 * 64}});
+  for (int i = 0; i < 140; ++i) {
+    sums.push_back(b.silu(b.view(x, 64 * i, {16})));
+    offsets.push_back(64 * i);
+  }
+  graph.set_output("gradient", b.pack(sums, offsets, 64 * 140));
+  const CudaPlan plan = joined_plan(graph);
+  int64_t most = 0, all = 0;
+  for (const KernelCall& call : plan.calls) {
+    EXPECT_LE(call.table_bytes, codegen::cuda::kMostTableBytes);
+    most = std::max<int64_t>(most, call.members);
+    if (call.members > 1) all += call.members;
+  }
+  EXPECT_EQ(most, 128);
+  EXPECT_EQ(all, 140);
+  expect_same_bits(graph);
+}
+
+/// A residual block with its gradients, as the pipeline leaves it.
+TEST(JoinedLaunches, ABlockKeepsItsBits) {
+  const Graph graph = passes::run_pipeline(tests::norm_block(2, 8, 8, 8, 2), device(), {});
+  expect_same_bits(graph);
+}
+
+TEST(JoinedLaunches, TheJoinedKernelIsTheSingleOneForEachRow) {
+  const codegen::CudaSource single{"twice_12345678",
+                                   "struct Before {};\nextern \"C\" __global__ void __launch_bounds__(64, 1) "
+                                   "twice_12345678(const f32* p0, f32* y0, long long count) {\n  f();\n}\n",
+                                   "sm_90a",
+                                   {"--option"}};
+  const codegen::CudaSource joined = codegen::cuda::joined_source(single);
+  EXPECT_EQ(joined.name.substr(0, 13), "twice_joined_");
+  EXPECT_EQ(joined.options, single.options);
+  EXPECT_EQ(joined.source,
+            "struct Before {};\n"
+            "struct JoinedMember {\n"
+            "  const f32* p0;\n"
+            "  f32* y0;\n"
+            "  long long count;\n"
+            "  long long grid_blocks;\n"
+            "};\n"
+            "struct JoinedTable {\n"
+            "  JoinedMember members[128];\n"
+            "};\n\n"
+            "extern \"C\" __global__ void __launch_bounds__(64, 1) " +
+                joined.name +
+                "(const __grid_constant__ JoinedTable joined) {\n"
+                "  if (blockIdx.x >= joined.members[blockIdx.z].grid_blocks) return;\n"
+                "  [[maybe_unused]] const f32* p0 = joined.members[blockIdx.z].p0;\n"
+                "  [[maybe_unused]] f32* y0 = joined.members[blockIdx.z].y0;\n"
+                "  [[maybe_unused]] long long count = joined.members[blockIdx.z].count;\n"
+                "  f();\n}\n");
+  EXPECT_THROW(codegen::cuda::joined_source({"other", single.source, "sm_90a", {}}), Error);
+}
+
+}  // namespace
+}  // namespace difuse::testing
