@@ -30,10 +30,35 @@ Shape iteration_shape(const Graph& body) {
   return largest;
 }
 
+/// Whether the input is read for a reduction otherwise than through a result: where the reduction is not computed
+/// beside the results, it is read again.
+bool is_reduced(const Graph& body, int input) {
+  std::vector<bool> carries(static_cast<size_t>(body.size()), false),
+      is_result(static_cast<size_t>(body.size()), false);
+  for (const ir::NamedValue& output : body.outputs()) is_result[static_cast<size_t>(output.value.node)] = true;
+  carries[static_cast<size_t>(input)] = true;
+  for (int id = input + 1; id < body.size(); ++id) {
+    const Node& node = body.node(id);
+    const bool reads =
+        std::ranges::any_of(node.operands, [&](Value v) { return carries[static_cast<size_t>(v.node)]; });
+    if (reads && ir::has_trait(node, ir::kReduction)) return true;
+    carries[static_cast<size_t>(id)] = reads && !is_result[static_cast<size_t>(id)];
+  }
+  return false;
+}
+
+bool has_contraction(const Graph& body) {
+  for (int id = 0; id < body.size(); ++id) {
+    if (ir::has_trait(body.node(id), ir::kContraction)) return true;
+  }
+  return false;
+}
+
 bool one_pass(const Graph& body) {
+  const bool is_epilogue = has_contraction(body);  // It has its values at hand, however often they are read.
   for (int id = 0; id < body.size(); ++id) {
     const Node& node = body.node(id);
-    if (node.op == ir::Op::channel_moments) return false;
+    if (node.op == ir::Op::channel_moments && !is_epilogue) return false;
     constexpr auto kTraits =
         ir::Trait(ir::kElementwise | ir::kBroadcast | ir::kLeaf | ir::kReduction | ir::kContraction);
     // Of a tensor in memory: what is computed here would be read where another element is written.
@@ -62,11 +87,12 @@ InPlace::InPlace(const Graph& graph, int id) : graph_(graph), node_(graph.node(i
   const Graph& body = *attrs.body;
   const Shape shape = iteration_shape(body);
   const auto users = body.users();
+  const bool is_epilogue = has_contraction(body);
   for (int input : body.leaves(ir::Op::input)) {
     const std::string& name = body.node(input).as<ir::LeafAttrs>().name;
     size_t operand = 0;
     std::from_chars(name.data(), name.data() + name.size(), operand);
-    operands_[operand] = body.node(input).types[0].shape == shape &&
+    operands_[operand] = body.node(input).types[0].shape == shape && !(is_epilogue && is_reduced(body, input)) &&
                          std::ranges::none_of(users[static_cast<size_t>(input)], [&](int user) {
                            constexpr auto kWhole = ir::Trait(ir::kBroadcast | ir::kContraction | ir::kMovement);
                            return ir::has_trait(body.node(user), kWhole);

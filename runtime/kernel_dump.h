@@ -10,7 +10,8 @@
 
 namespace difuse::runtime {
 
-/// Writes every source of the plan into `folder`, which is made where it is missing. Throws Error naming what cannot be
+/// Writes every source of the plan into `folder`, which is made where it is missing, in place of the kernels that an
+/// earlier call left there. Throws Error naming what cannot be
 /// written.
 void dump_sources(const std::filesystem::path& folder, const codegen::cuda::CudaPlan& plan);
 

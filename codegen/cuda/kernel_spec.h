@@ -93,6 +93,9 @@ std::vector<TileChoice> contraction_choices(const KernelSpec& spec);
 bool accepts_attention(const ir::Graph& body);  ///< attention or attention_grad.
 void emit_attention(const KernelSpec& spec, Emission& emission);
 std::vector<TileChoice> attention_choices(const KernelSpec& spec);
+bool accepts_apart(const KernelSpec& spec);  ///< Contractions with reductions that their emitters do not take.
+void emit_apart(const KernelSpec& spec, Emission& emission);
+std::vector<TileChoice> apart_choices(const KernelSpec& spec);
 bool accepts_pack(const ir::Graph& body);
 void emit_pack(const KernelSpec& spec, Emission& emission);
 bool accepts_group_finish(const ir::Graph& body);

@@ -130,7 +130,7 @@ bool accepts(const KernelSpec& spec) {
 }  // namespace
 
 std::span<const Emitter> emitters() {
-  static constexpr std::array<Emitter, 8> kEmitters = {{
+  static constexpr std::array<Emitter, 9> kEmitters = {{
       {"conv_wgmma", accepts_conv_wgmma, emit_conv_wgmma, conv_wgmma_choices},
       {"wgrad_wgmma", accepts_wgrad_wgmma, emit_wgrad_wgmma, wgrad_wgmma_choices},
       {"contraction", accepts<accepts_contraction>, emit_contraction, contraction_choices},
@@ -139,6 +139,7 @@ std::span<const Emitter> emitters() {
       {"pack", accepts<accepts_pack>, emit_pack, nullptr, true},
       {"reduction", accepts<accepts_reduction>, emit_reduction},
       {"elementwise", accepts<accepts_elementwise>, emit_elementwise},
+      {"apart", accepts_apart, emit_apart, apart_choices},
   }};
   return kEmitters;
 }

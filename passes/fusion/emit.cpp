@@ -109,7 +109,7 @@ class Emitter {
   void make_ready(int u) {
     const bool early = is_fusion_[static_cast<size_t>(u)] && !units_.unit(u).whole;
     auto& ready = early ? ready_fusions_ : ready_nodes_;
-    ready.insert({units_.unit(u).owned[0], u});
+    ready.insert({units_.unit(u).lead, u});
   }
 
   void finish(int u) {
@@ -148,9 +148,9 @@ class Emitter {
     auto body = BodyWriter(from_, nodes).write(operands, results);
     const Value first = to_.add(ir::Op::fusion, map(operands), ir::FusionAttrs{hero, std::move(body)});
     for (size_t i = 0; i < results.size(); ++i) mapped_[results[i]] = {first.node, static_cast<int32_t>(i)};
-    report_.lines.push_back(fmt::format(
-        "fused {} of %{} over {}: {} operands, {} results, {} bytes:{}", ir::to_string(hero), units_.unit(u).owned[0],
-        ir::to_string(units_.unit(u).shape), operands.size(), results.size(), bytes, ops));
+    report_.lines.push_back(fmt::format("fused {} of %{} over {}: {} operands, {} results, {} bytes:{}",
+                                        ir::to_string(hero), units_.unit(u).lead, ir::to_string(units_.unit(u).shape),
+                                        operands.size(), results.size(), bytes, ops));
   }
 
   const Units& units_;

@@ -60,7 +60,10 @@ class Epilogues {
 
   /// Why the reader must not join the epilogue; empty where it may.
   std::string refusal(int hero, int reader) const {
-    if (is_reduction(graph_.node(reader))) return "it reduces";
+    if (is_reduction(graph_.node(reader))) {
+      if (!is_of_strips(graph_.node(reader))) return "it reduces more than a strip";
+      if (!ir::has_trait(graph_.node(hero), ir::kContraction)) return "an average is not made in strips";
+    }
     const int unit = partition_.unit_of(reader);
     if (whole_[static_cast<size_t>(unit)]) return fmt::format("that of %{} has it", unit);
     for (Value v : operands_from_outside(hero, reader)) {
@@ -78,6 +81,7 @@ class Epilogues {
   }
 
   bool saves(int hero, int reader) const {
+    if (is_reduction(graph_.node(reader))) return true;  // What it leaves is small.
     const bool alone = operands_from_outside(hero, reader).empty();
     if (alone && is_kept_or_made_into_kept(reader)) return true;
     const int64_t bytes = graph_.node(reader).types[0].bytes();

@@ -4,11 +4,13 @@
 // readers of what its unit makes, over the shape of its result, as long as that moves fewer bytes:
 // - a bias, a residual, a cast whose operand nobody else reads: the result is stored instead of the operand;
 // - what is stored however the graph is fused (a contraction reads it, say), when it is made of the unit's values
-//   alone: the operand need not be read again. It is one more result.
+//   alone: the operand need not be read again. It is one more result;
+// - the next norm's statistics, which are parts of an image's strips (channel_moments), of a contraction's values: the
+//   values need not be read again for them.
 // Everything else that a reader needs must be in memory anyway or free: an epilogue makes none of its operands. So of
 // two contractions that are added the later one takes the sum, and no node is in two bodies.
 //
-// Not yet: reductions (the next norm's statistics), what is computed on an operand's way in (a prologue).
+// Not yet: reductions of more than a strip, what is computed on an operand's way in (a prologue).
 #pragma once
 
 #include <vector>

@@ -12,6 +12,7 @@
 #include "passes/fusion/epilogue.h"
 #include "passes/fusion/partition.h"
 #include "passes/fusion/recompute.h"
+#include "passes/fusion/sums.h"
 #include "passes/fusion/traits.h"
 #include "passes/fusion/units.h"
 #include "passes/rewrite.h"
@@ -191,7 +192,7 @@ std::vector<bool> pay(const Graph& graph, const Partition& partition, bool epilo
     if (members.empty() || !partition.live(members[0])) continue;
     const Node& first = graph.node(members[0]);
     const bool runs = is_pointwise(graph, first) || is_reduction(first), worth = is_worth_a_fusion(graph, members);
-    if (!runs && !(is_whole(first) && epilogues && worth)) continue;
+    if (!runs && !(is_whole(first) && epilogues)) continue;
     may_fuse[static_cast<size_t>(unit)] = !worth || fuel.spend();
   }
   return may_fuse;
@@ -206,6 +207,7 @@ PassResult fuse_clusters(const Graph& graph, PassContext& context, FusionReport*
   const Partition& partition = grower.grow_all();
   Units units(graph, partition, pay(graph, partition, epilogues, context.fuel));
   recompute_cheap_values(units, context, lines);
+  if (epilogues) join_sums(units, context.fuel, lines);
   Graph result = emit(units, lines);
   const bool changed = !same_graph(graph, result);
   return {std::move(result), changed};

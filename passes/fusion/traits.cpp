@@ -30,6 +30,14 @@ bool is_reduction(const ir::Node& node) {
   return ir::has_trait(node, ir::kReduction) && ir::info(node.op).most_operands == 1;
 }
 
+bool is_of_strips(const ir::Node& node) { return node.op == ir::Op::channel_moments; }
+
+bool sums_pixels(const ir::Graph& graph, const ir::Node& node) {
+  if (node.op != ir::Op::reduce_sum || graph.type(node.operands[0]).shape.size() != 4) return false;
+  const std::vector<int64_t>& axes = node.as<ir::ReduceAttrs>().axes;
+  return axes == std::vector<int64_t>{1, 2} || axes == std::vector<int64_t>{0, 1, 2};
+}
+
 bool is_loop(const ir::Graph& graph, const ir::Node& node) {
   if (node.op != ir::Op::fusion) return is_pointwise(graph, node) || is_reduction(node);
   const ir::Hero hero = node.as<ir::FusionAttrs>().hero;

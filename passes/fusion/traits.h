@@ -25,6 +25,11 @@ bool is_whole(const ir::Node& node);
 bool is_pointwise(const ir::Graph& graph, const ir::Node& node);
 /// Reductions of one tensor. What finishes several tensors' partial results (group_finish) is none.
 bool is_reduction(const ir::Node& node);
+/// Reductions that leave a part for each strip of an image (ir/strips.h): whoever computes whole strips has all that a
+/// part is made of.
+bool is_of_strips(const ir::Node& node);
+/// Sums over all pixels of an image, of each channel, perhaps over all images too: strips' sums, added.
+bool sums_pixels(const ir::Graph& graph, const ir::Node& node);
 /// What one loop over elements computes: an elementwise op, a reduction of one tensor, or a fusion of such.
 bool is_loop(const ir::Graph& graph, const ir::Node& node);
 /// Casts of a 16-bit float to f32: exact.

@@ -1,6 +1,7 @@
 #include "passes/fusion/units.h"
 
 #include <algorithm>
+#include <iterator>
 #include <set>
 
 #include "passes/fusion/traits.h"
@@ -19,10 +20,10 @@ Units::Units(const ir::Graph& graph, const Partition& partition, const std::vect
     const Node& node = graph.node(id);
     if (!partition.live(id)) continue;
     if (!may_fuse[static_cast<size_t>(p)]) {
-      add_unit({false, false, {}, {id}, {}});
+      add_unit({false, false, {}, id, {id}, {}});
     } else if (partition.members(p).front() == id) {
       const bool whole = std::ranges::any_of(partition.members(p), [&](int m) { return is_whole(graph.node(m)); });
-      add_unit({true, whole, iteration_shape(graph, node), partition.members(p), {}});
+      add_unit({true, whole, iteration_shape(graph, node), id, partition.members(p), {}});
     }
   }
   order_units();
@@ -97,6 +98,46 @@ void Units::recompute(int u, const std::vector<int>& nodes) {
   for (int node : nodes) {
     if (!std::ranges::binary_search(to.owned, node)) to.recomputed.insert(node);
   }
+}
+
+std::vector<Value> Units::reads(int u) const {
+  if (unit(u).fusible || body(u).empty()) return externals(body(u));
+  return graph_.node(body(u)[0]).operands;
+}
+
+std::set<int> Units::needs(int u, int without) const {
+  std::set<int> found;
+  std::vector<int> stack = {u};
+  while (!stack.empty()) {
+    const int now = stack.back();
+    stack.pop_back();
+    if (now == without || !found.insert(now).second) continue;
+    for (const Value v : reads(now)) stack.push_back(owner(v.node));
+  }
+  return found;
+}
+
+int Units::between(int from, int to) const {
+  for (const int u : needs(to, from)) {
+    const auto is_made = [&](Value v) { return owner(v.node) == from; };
+    if (u != to && std::ranges::any_of(reads(u), is_made)) return u;
+  }
+  return -1;
+}
+
+void Units::absorb(int into, int unit) {
+  const std::set<int> before = needs(unit, into);
+  Unit &to = units_[static_cast<size_t>(into)], &from = units_[static_cast<size_t>(unit)];
+  std::vector<int> owned;
+  std::ranges::merge(to.owned, from.owned, std::back_inserter(owned));
+  to.owned = std::move(owned);
+  to.recomputed.merge(from.recomputed);
+  for (const int node : from.owned) owner_[static_cast<size_t>(node)] = into;
+  from = {};
+  // What the unit needed comes before the whole now.
+  const auto begin = std::ranges::find(order_, into), end = std::ranges::find(order_, unit);
+  std::stable_partition(begin, end, [&](int u) { return before.contains(u); });
+  find_needed();
 }
 
 void Units::find_needed() {

@@ -15,6 +15,7 @@ struct Unit {
   bool fusible = false;      ///< Elementwise ops and reductions, over `shape`, and perhaps a whole hero.
   bool whole = false;        ///< Has a hero that computes its result as a whole: nothing is computed again in it.
   ir::Shape shape;           ///< The iteration shape.
+  int lead = -1;             ///< The node that it grew from, or its first.
   std::vector<int> owned;    ///< Node ids, increasing.
   std::set<int> recomputed;  ///< Nodes of other units that the body computes again.
 
@@ -45,6 +46,12 @@ class Units {
   /// Adds nodes to what the unit computes again.
   void recompute(int u, const std::vector<int>& nodes);
 
+  /// A unit that `to` needs and that itself needs what `from` makes; -1 where there is none.
+  int between(int from, int to) const;
+  /// Makes a unit part of another whose values it reads, with nothing between them. Bodies must be up to date, and are
+  /// afterwards.
+  void absorb(int into, int unit);
+
   /// Which values must exist outside their unit and who reads them. Stale after `recompute` until called again.
   void find_needed();
   /// The unit's nodes that are needed, in order; empty: the unit is dead.
@@ -56,6 +63,10 @@ class Units {
  private:
   void add_unit(Unit unit);
   void order_units();
+  /// The units that the unit's body needs, itself included, but for what only `without` needs.
+  std::set<int> needs(int u, int without) const;
+  /// What the unit's body reads of others, as it will be emitted.
+  std::vector<ir::Value> reads(int u) const;
 
   const ir::Graph& graph_;
   std::vector<Unit> units_;

@@ -4,7 +4,7 @@
 
 #include "ir/error.h"
 #include "ir/text.h"
-#include "tests/passes/graphs.h"
+#include "tests/support/graphs/graphs.h"
 
 namespace difuse::passes {
 namespace {

@@ -6,7 +6,7 @@
 #include <set>
 
 #include "ir/text.h"
-#include "tests/passes/graphs.h"
+#include "tests/support/graphs/graphs.h"
 
 namespace difuse::passes {
 namespace {

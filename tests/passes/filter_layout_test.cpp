@@ -8,7 +8,7 @@
 #include "ir/verify.h"
 #include "passes/canonicalize.h"
 #include "passes/pipeline.h"
-#include "tests/passes/graphs.h"
+#include "tests/support/graphs/graphs.h"
 
 namespace difuse::passes {
 namespace {

@@ -10,7 +10,7 @@
 #include "ir/op.h"
 #include "ir/text.h"
 #include "passes/pipeline.h"
-#include "tests/passes/graphs.h"
+#include "tests/support/graphs/graphs.h"
 
 namespace difuse::passes {
 namespace {
@@ -306,6 +306,41 @@ TEST(MemoryPlan, AnEpilogueIsInPlaceOfWhatTheContractionDoesNotRead) {
   const MemoryPlan plan = check(graph);
   EXPECT_EQ(plan.at({4, 0}), plan.at({3, 0})) << "the epilogue's own operand";
   EXPECT_NE(plan.at({5, 0}).offset, plan.at({4, 0}).offset) << "the convolution reads it too";
+}
+
+TEST(MemoryPlan, AnEpilogueWithReductionsIsInPlaceOfWhatTheyReadThroughAResult) {
+  const Graph graph = ir::parse(R"(graph g {
+    %0 = input {name = "a", dtype = f32, shape = [2, 4, 4, 8]} : f32[2, 4, 4, 8]
+    %1 = input {name = "w", dtype = f32, shape = [8, 3, 3, 8]} : f32[8, 3, 3, 8]
+    %2 = exp %0 : f32[2, 4, 4, 8]
+    %3 = neg %0 : f32[2, 4, 4, 8]
+    %4 = fusion %0, %1, %2 {hero = conv, body = graph body {
+      %0 = input {name = "0", dtype = f32, shape = [2, 4, 4, 8]} : f32[2, 4, 4, 8]
+      %1 = input {name = "1", dtype = f32, shape = [8, 3, 3, 8]} : f32[8, 3, 3, 8]
+      %2 = input {name = "2", dtype = f32, shape = [2, 4, 4, 8]} : f32[2, 4, 4, 8]
+      %3 = conv_fprop %0, %1 {stride = 1, pad = 1} : f32[2, 4, 4, 8]
+      %4 = add %3, %2 : f32[2, 4, 4, 8]
+      %5 = channel_moments %4 : f32[2, 1, 8], f32[2, 1, 8]
+      output "0" = %4
+      output "1" = %5.0
+    }} : f32[2, 4, 4, 8], f32[2, 1, 8]
+    %5 = fusion %4.0, %1, %3 {hero = conv, body = graph body {
+      %0 = input {name = "0", dtype = f32, shape = [2, 4, 4, 8]} : f32[2, 4, 4, 8]
+      %1 = input {name = "1", dtype = f32, shape = [8, 3, 3, 8]} : f32[8, 3, 3, 8]
+      %2 = input {name = "2", dtype = f32, shape = [2, 4, 4, 8]} : f32[2, 4, 4, 8]
+      %3 = conv_fprop %0, %1 {stride = 1, pad = 1} : f32[2, 4, 4, 8]
+      %4 = mul %3, %2 : f32[2, 4, 4, 8]
+      %5 = reduce_sum %4 {axes = [1, 2]} : f32[2, 8]
+      output "0" = %3
+      output "1" = %5
+    }} : f32[2, 4, 4, 8], f32[2, 8]
+    output "mean" = %4.1
+    output "y" = %5.0
+    output "sum" = %5.1
+  })");
+  const MemoryPlan plan = check(graph);
+  EXPECT_EQ(plan.at({4, 0}), plan.at({2, 0}));
+  EXPECT_NE(plan.at({5, 0}).offset, plan.at({3, 0}).offset) << "the sum may be made after the result";
 }
 
 TEST(MemoryPlan, AFusionWithMomentsReadsTwiceAndIsNotInPlace) {

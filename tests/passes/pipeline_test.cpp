@@ -10,7 +10,7 @@
 
 #include "ir/error.h"
 #include "ir/text.h"
-#include "tests/passes/graphs.h"
+#include "tests/support/graphs/graphs.h"
 #include "tests/support/temp_folder.h"
 
 namespace difuse::passes {

@@ -9,8 +9,8 @@
 #include "passes/autodiff.h"
 #include "passes/canonicalize.h"
 #include "passes/fusion/grow.h"
-#include "tests/passes/graphs.h"
 #include "tests/support/golden.h"
+#include "tests/support/graphs/graphs.h"
 
 namespace difuse::passes {
 namespace {

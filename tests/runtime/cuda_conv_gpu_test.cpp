@@ -48,6 +48,37 @@ TEST(GpuConv, ShapesThatFillNoTileMatchTheReference) {
   testing::expect_nodes_agree(gpu, graphs, passes::Precision::bf16);
 }
 
+/// What norms read of a convolution, forward and backward: statistics, and sums over pixels beside another tensor.
+Graph statistics(const Shapes& s) {
+  Graph graph(fmt::format("strips_{}x{}_n{}h{}w{}c{}k{}", s.taps, s.taps, s.n, s.h, s.w, s.c, s.k));
+  Builder b(graph);
+  const Value x = b.input("x", {DType::f32, {s.n, s.h, s.w, s.c}});
+  const Value y = b.conv_fprop(x, b.input("w", {DType::f32, {s.k, s.taps, s.taps, s.c}}), 1, s.pad);
+  const Value z = b.input("z", {DType::f32, b.shape(y)});
+  const auto moments = b.channel_moments(y);
+  const Value dz = b.mul(y, b.sigmoid(z));
+  graph.set_output("y", y);
+  graph.set_output("mean", moments.mean);
+  graph.set_output("m2", moments.m2);
+  graph.set_output("of_image", b.reduce_sum(dz, {1, 2}));
+  graph.set_output("of_all", b.reduce_sum(b.mul(dz, z), {0, 1, 2}));
+  return graph;
+}
+
+TEST(GpuConv, StatisticsAndSumsMatchTheReference) {
+  DIFUSE_NEED_GPU(gpu);
+  constexpr Shapes kShapes[] = {
+      {3, 64, 64, 64, 64, 3, 1}, {2, 64, 64, 192, 64, 3, 1}, {3, 32, 32, 128, 128, 3, 1}, {5, 16, 16, 192, 192, 3, 1},
+      {7, 8, 8, 256, 256, 3, 1}, {13, 14, 14, 96, 40, 3, 1}, {5, 7, 7, 72, 200, 3, 1},    {3, 28, 28, 32, 32, 3, 1},
+      {2, 64, 64, 3, 64, 3, 1},  {3, 16, 16, 192, 64, 1, 0}, {3, 20, 9, 64, 64, 1, 0},    {2, 1, 1, 8, 8, 1, 0},
+  };
+  std::vector<Graph> graphs;
+  for (const Shapes& shapes : kShapes) graphs.push_back(statistics(shapes));
+  for (const passes::Precision precision : {passes::Precision::bf16, passes::Precision::f32}) {
+    testing::expect_nodes_agree(gpu, graphs, precision);
+  }
+}
+
 TEST(GpuConv, AnImageHasTheSameBitsInEveryBatchAndEveryRun) {
   DIFUSE_NEED_GPU(gpu);
   runtime::CompileSettings settings;

@@ -10,9 +10,9 @@
 #include "ir/error.h"
 #include "ir/verify.h"
 #include "passes/pipeline.h"
-#include "tests/passes/graphs.h"
 #include "tests/support/backend/cpu_run.h"
 #include "tests/support/backend/emulated_executor.h"
+#include "tests/support/graphs/graphs.h"
 #include "tests/support/op_rows.h"
 
 namespace difuse::testing {

@@ -26,8 +26,9 @@
 
 namespace conv {
 
-/// The result is height x width x outputs; a filter of 1 x 1 sees all pixels of all images as one line. `is_turned`:
-/// the filter lies in memory as [inputs, filter, filter, outputs], its last tap being the first that is met.
+/// The result is height x width x outputs; a filter of 1 x 1 may see all pixels of all images as one line: as many
+/// images of one pixel. `is_turned`: the filter lies in memory as [inputs, filter, filter, outputs], its last tap being
+/// the first that is met.
 template <int height_, int width_, int inputs_, int outputs_, int filter_, int pad_, bool is_turned_ = false>
 struct Problem {
   static constexpr int height = height_, width = width_, inputs = inputs_, outputs = outputs_, filter = filter_;
@@ -61,7 +62,7 @@ template <class Problem_, class Tile_>
 struct Layout {
   using Problem = Problem_;
   using Tile = Tile_;
-  static constexpr bool is_line = Problem::filter == 1;
+  static constexpr bool is_line = Problem::filter == 1 && Problem::height * Problem::width == 1;
   static constexpr int consumers = Tile::consumers, warpgroup = 128;
   /// Where several consumers have the processor to themselves, the producer is a warpgroup too, whose registers go to
   /// them.

@@ -136,12 +136,35 @@ __device__ __forceinline__ void copy_share(unsigned char* slot, const typename T
   }
 }
 
+/// Row `row` of a product as (n, y, x) of [N, height, width]: in that order, or, where `strip` is not zero, strip after
+/// strip of 8 x `strip` pixels, inside of which x runs fastest. Strips divide the image.
+template <class index_t>
+struct Pixel {
+  index_t n;
+  int y, x;
+};
+template <int height, int width, int strip, class index_t>
+__device__ __forceinline__ Pixel<index_t> pixel_of(index_t row) {
+  if constexpr (strip == 0) {
+    const index_t line = quotient<width>(row);
+    return {quotient<height>(line), static_cast<int>(remainder_of<height>(line)),
+            static_cast<int>(remainder_of<width>(row))};
+  } else {
+    static_assert(width % 8 == 0 && height % strip == 0);
+    constexpr int across = width / 8, down = height / strip;
+    const int inside = static_cast<int>(remainder_of<8 * strip>(row));
+    const index_t number = quotient<8 * strip>(row), line = quotient<across>(number);
+    return {quotient<down>(line), static_cast<int>(remainder_of<down>(line)) * strip + quotient<8>(inside),
+            static_cast<int>(remainder_of<across>(number)) * 8 + remainder_of<8>(inside)};
+  }
+}
+
 /// How rows of a product are pixels of an image [N, height, width, channels]: row (n, i, j) of [N, rows_h, rows_w]
-/// reads pixel (n, i * step + y0 + sign * r, j * step + x0 + sign * s) at tap (r, s).
-template <int height_, int width_, int channels_, int rows_h_, int rows_w_, int step_, int sign_>
+/// (pixel_of) reads pixel (n, i * step + y0 + sign * r, j * step + x0 + sign * s) at tap (r, s).
+template <int height_, int width_, int channels_, int rows_h_, int rows_w_, int step_, int sign_, int strip_ = 0>
 struct Window {
   static constexpr int height = height_, width = width_, channels = channels_, rows_h = rows_h_, rows_w = rows_w_;
-  static constexpr int step = step_, sign = sign_;
+  static constexpr int step = step_, sign = sign_, strip = strip_;
 };
 
 /// K-major rows gathered from an image; a matrix [rows, channels] is images of one pixel.
@@ -155,10 +178,10 @@ class ImageRows {
 #pragma unroll
     for (int i = 0; i < Mine::count; ++i) {
       const index_t row = first + Mine::row(i);
-      const index_t line = quotient<W::rows_w>(row);
-      y_[i] = static_cast<int>(remainder_of<W::rows_h>(line)) * W::step + y0;
-      x_[i] = static_cast<int>(remainder_of<W::rows_w>(row)) * W::step + x0;
-      offset_[i] = ((quotient<W::rows_h>(line) * W::height + y_[i]) * W::width + x_[i]) * W::channels;
+      const Pixel<index_t> pixel = pixel_of<W::rows_h, W::rows_w, W::strip>(row);
+      y_[i] = pixel.y * W::step + y0;
+      x_[i] = pixel.x * W::step + x0;
+      offset_[i] = ((pixel.n * W::height + y_[i]) * W::width + x_[i]) * W::channels;
       if (row >= rows) y_[i] = kOutside;
     }
   }

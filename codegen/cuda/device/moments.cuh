@@ -1,6 +1,6 @@
 // A strip's mean and sum of squared deviations per channel: eight columns of pixels, summed down each column, then over
-// the eight columns as a fixed tree of neighbours. The mean comes first and the deviations are taken from it; squares of
-// the values themselves are never summed.
+// the eight columns as a fixed tree of neighbours. The mean comes first and the deviations are taken from it; squares
+// of the values themselves are never summed.
 #pragma once
 #include "codegen/cuda/device/vector.cuh"
 
@@ -8,9 +8,15 @@ namespace moments {
 
 constexpr int kColumns = 8;  ///< A strip's width.
 
-/// The same as a butterfly over neighbouring threads would give.
 __device__ __forceinline__ float tree(const float (&c)[kColumns]) {
   return ((c[0] + c[1]) + (c[2] + c[3])) + ((c[4] + c[5]) + (c[6] + c[7]));
+}
+
+/// The same, of a column to each of eight neighbouring threads.
+__device__ __forceinline__ float tree_of_threads(float column) {
+#pragma unroll
+  for (int apart = 1; apart < kColumns; apart *= 2) column += __shfl_xor_sync(0xffffffffu, column, apart);
+  return column;
 }
 
 /// What a strip's columns sum to, for each of its threads. Threads are strips times kColumns times `runs`, the run of

@@ -3,6 +3,7 @@
 // batch (a weight's gradient) two: the sum is divided among blocks, whose partial results a second kernel adds in a
 // fixed order.
 #include <algorithm>
+#include <bit>
 
 #include "codegen/cuda/emit/contraction/problem.h"
 #include "codegen/cuda/emit/contraction/source.h"
@@ -13,6 +14,8 @@
 #include "codegen/cuda/problem_text.h"
 #include "codegen/node_body.h"
 #include "ir/error.h"
+#include "ir/op.h"
+#include "ir/strips.h"
 
 namespace difuse::codegen::cuda {
 namespace {
@@ -33,8 +36,17 @@ KernelDraft tuned_kernel(const KernelSpec& spec, const GemmProblem& problem, con
 
 bool accepts_contraction(const ir::Graph& body) {
   const ir::Value value = find_contraction(body);
-  if (!value.valid() || !is_epilogue(body, value)) return false;
-  return true;
+  if (!value.valid()) return false;
+  const size_t reduced = reduced_values(body).size();
+  if (reduced == 0) return is_epilogue(body, value);
+  // Some tile is whole strips, none of which is cut off.
+  const ir::Node& node = body.node(value);
+  if (reduced > 1 || node.op != ir::Op::conv_fprop || !is_epilogue(body, value, {ir::Op::channel_moments}))
+    return false;
+  const int64_t height = node.types[0].shape[1], width = node.types[0].shape[2];
+  const bool whole =
+      height % ir::kStripHeight == 0 || (height < ir::kStripHeight && std::has_single_bit<uint64_t>(height));
+  return whole && width % ir::kStripWidth == 0;
 }
 
 std::vector<TileChoice> contraction_choices(const KernelSpec& spec) {

@@ -1,10 +1,11 @@
 // Convolutions on Hopper's copy engine and warpgroup products (device/conv_wgmma.cuh), with what is computed from their
-// value: a bias, a time embedding, a residual.
+// value: a bias, a time embedding, a residual, an image's statistics and sums over its pixels.
 #include <algorithm>
 #include <numeric>
 
 #include "codegen/cuda/emit/conv_wgmma/problem.h"
 #include "codegen/cuda/emit/conv_wgmma/source.h"
+#include "codegen/cuda/emit/conv_wgmma/sums.h"
 #include "codegen/cuda/emit/conv_wgmma/tiles.h"
 #include "codegen/cuda/kernel_spec.h"
 #include "codegen/cuda/problem_text.h"
@@ -31,9 +32,11 @@ std::vector<TileChoice> conv_wgmma_choices(const KernelSpec& spec) {
 
 void emit_conv_wgmma(const KernelSpec& spec, Emission& emission) {
   const HaloConv conv = *halo_conv(spec);
-  KernelDraft draft = halo_conv_kernel(spec, conv, candidates(conv, spec.device).at(spec.tile(0)));
+  const KernelSpec strips = with_strip_sums(spec, conv, emission);
+  KernelDraft draft = halo_conv_kernel(strips, conv, candidates(conv, spec.device).at(spec.tile(0)));
   draft.choice = 0;
   emission.launch(std::move(draft));
+  add_strip_sums(spec, strips, conv, emission);
 }
 
 }  // namespace difuse::codegen::cuda

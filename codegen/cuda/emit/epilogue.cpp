@@ -9,21 +9,44 @@
 
 namespace difuse::codegen::cuda {
 
-bool is_epilogue(const ir::Graph& body, ir::Value value) {
+bool is_epilogue(const ir::Graph& body, ir::Value value, std::initializer_list<ir::Op> reductions) {
   const std::vector<bool> live = body.live();
   std::vector<bool> depends(static_cast<size_t>(body.size()));
   depends[static_cast<size_t>(value.node)] = true;
   for (int id = 0; id < body.size(); ++id) {
     const ir::Node& node = body.node(id);
     if (!live[static_cast<size_t>(id)] || id == value.node) continue;
-    if (!BodyCode::can(node)) return false;
     const bool reads =
         std::ranges::any_of(node.operands, [&](ir::Value v) { return depends[static_cast<size_t>(v.node)]; });
+    if (ir::has_trait(node, ir::kReduction)) {
+      if (std::ranges::find(reductions, node.op) == reductions.end()) return false;
+      if (!reads || body.type(node.operands[0]).shape != body.type(value).shape) return false;
+      depends[static_cast<size_t>(id)] = true;
+      continue;
+    }
+    if (!BodyCode::can(node)) return false;
     if (reads && node.op != ir::Op::reshape && !ir::has_trait(node, ir::kElementwise)) return false;
     depends[static_cast<size_t>(id)] = reads;
   }
   const int64_t elements = body.type(value).elements();
-  return std::ranges::all_of(body.outputs(), [&](const auto& n) { return body.type(n.value).elements() == elements; });
+  for (size_t r = 0; r < body.outputs().size(); ++r) {
+    if (!is_reduced(body, r) && body.type(body.outputs()[r].value).elements() != elements) return false;
+  }
+  return true;
+}
+
+bool is_reduced(const ir::Graph& body, size_t output) {
+  return ir::has_trait(body.node(body.outputs()[output].value), ir::kReduction);
+}
+
+std::vector<ir::Value> reduced_values(const ir::Graph& body) {
+  std::vector<ir::Value> values;
+  for (size_t r = 0; r < body.outputs().size(); ++r) {
+    if (!is_reduced(body, r)) continue;
+    const ir::Value v = body.node(body.outputs()[r].value).operands[0];
+    if (std::ranges::find(values, v) == values.end()) values.push_back(v);
+  }
+  return values;
 }
 
 int epilogue_lanes(const KernelSpec& spec, ir::Value value, int most) {
@@ -48,14 +71,15 @@ int epilogue_lanes(const KernelSpec& spec, ir::Value value, int most) {
 std::vector<size_t> wanted_outputs(const KernelSpec& spec) {
   std::vector<size_t> outputs;
   for (size_t r = 0; r < spec.results.size(); ++r) {
-    if (spec.wanted(r)) outputs.push_back(r);
+    if (spec.wanted(r) && !is_reduced(spec.body, r)) outputs.push_back(r);
   }
   return outputs;
 }
 
 EpilogueCode epilogue_code(const KernelSpec& spec, ir::Value value, const std::string& expression, int lanes,
                            const std::vector<std::string>& operands, const std::vector<Term>& coords,
-                           const std::string& offset, const std::vector<size_t>& outputs) {
+                           const std::string& offset, const std::vector<size_t>& outputs,
+                           const std::vector<StagedValue>& staged) {
   const ir::Graph& body = spec.body;
   BodyCode code(body, lanes, operands, spec.alignment);
   code.bind(value, expression);
@@ -63,16 +87,20 @@ EpilogueCode epilogue_code(const KernelSpec& spec, ir::Value value, const std::s
   known.linear = {offset, lanes == 1 ? Lanes::none : Lanes::unit};
   known.has_linear = true;
   std::string runs, lane, stores;
-  for (const size_t r : outputs) {
-    const ir::Value v = body.outputs()[r].value;
+  const auto store = [&](ir::Value v, const std::string& dtype, const std::string& run, const std::string& to) {
     const ir::Shape& shape = body.type(v).shape;
     const bool same = !coords.empty() && shape == body.type(value).shape;
     const std::string x = code.value(v, same ? known : code.at_linear(offset, shape));
-    const std::string dtype = storage_type(body.type(v).dtype), to = Parameters::result(r);
-    runs += fmt::format("Run<{}, {}> run_{};\n", dtype, lanes, to);
-    lane += fmt::format("run_{}[l] = narrow<{}>({});\n", to, dtype, x);
-    stores += fmt::format("store_run<{}>({} + {}, run_{});\n", lanes, to, offset, to);
+    runs += fmt::format("Run<{}, {}> {};\n", dtype, lanes, run);
+    lane += fmt::format("{}[l] = narrow<{}>({});\n", run, dtype, x);
+    stores += fmt::format("store_run<{}>({}, {});\n", lanes, to, run);
+  };
+  for (const size_t r : outputs) {
+    const ir::Value v = body.outputs()[r].value;
+    const std::string to = Parameters::result(r);
+    store(v, storage_type(body.type(v).dtype), "run_" + to, fmt::format("{} + {}", to, offset));
   }
+  for (size_t i = 0; i < staged.size(); ++i) store(staged[i].value, "f32", fmt::format("staged_{}", i), staged[i].to);
   EpilogueCode made;
   made.text = code.take_before() + runs + "#pragma unroll\n" + fmt::format("for (int l = 0; l < {}; ++l) {{\n", lanes) +
               indented(code.take_lane() + lane, 2) + "}\n" + stores;

@@ -4,9 +4,11 @@
 
 #include <algorithm>
 
+#include "codegen/cuda/emit/epilogue.h"
 #include "codegen/cuda/source/extents.h"
 #include "codegen/node_body.h"
 #include "ir/op.h"
+#include "ir/strips.h"
 
 namespace difuse::codegen::cuda {
 
@@ -39,7 +41,7 @@ GemmProblem::Operand operand_of(const ir::Graph& body, ir::Value contraction, si
 
 /// A convolution with a 1x1 filter, no stride and no border is a matrix product: its images are single pixels.
 void flatten_pointwise(GemmProblem& p) {
-  if (p.r != 1 || p.s != 1 || p.stride != 1 || p.pad != 0) return;
+  if (p.r != 1 || p.s != 1 || p.stride != 1 || p.pad != 0 || p.strip != 0) return;
   p.height = p.width = p.rows_h = p.rows_w = 1;
 }
 
@@ -56,6 +58,7 @@ void set_conv(GemmProblem& p, const ir::Graph& body, const ir::Node& node) {
     p.stride = a.stride, p.pad = a.pad, p.r = second[1], p.s = second[2];
     p.rows_h = result[1], p.rows_w = result[2];
     p.columns = second[0];
+    if (!reduced_values(body).empty()) p.strip = std::min(ir::kStripHeight, result[1]);
   } else if (p.op == Op::conv_dgrad) {
     const auto& a = node.as<ir::ConvDgradAttrs>();
     p.stride = a.stride, p.pad = a.pad, p.r = second[1], p.s = second[2];

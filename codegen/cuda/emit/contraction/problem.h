@@ -37,6 +37,7 @@ struct GemmProblem {
   int64_t rows_h = 1, rows_w = 1;               ///< Row (or, in conv_wgrad, k) is (n, i, j) of [N, rows_h, rows_w].
   int64_t stride = 1, pad = 0, r = 1, s = 1;
   int64_t result_h = 1, result_w = 1;  ///< Of the result, where it is an image.
+  int64_t strip = 0;                   ///< Rows come in strips of 8 x so many pixels (channel_moments); 0: they do not.
   int64_t phases = 1;                  ///< Of a strided conv_dgrad: stride * stride (device/gemm_operands.cuh).
 
   // Where the depth holds the batch it is divided among blocks, whose sums a second kernel adds (sum_splits).

@@ -9,6 +9,7 @@
 #include "codegen/cuda/source/extents.h"
 #include "codegen/cuda/source/parameters.h"
 #include "ir/op.h"
+#include "ir/strips.h"
 
 namespace difuse::codegen::cuda {
 
@@ -37,8 +38,8 @@ bool is_phased(const GemmProblem& p) { return p.op == Op::conv_dgrad && p.stride
 /// The image that rows or columns are gathered from.
 std::string window_type(const GemmProblem& p) {
   const bool backwards = is_phased(p);
-  return fmt::format("gemm::Window<{}, {}, {}, {}, {}, {}, {}>", p.height, p.width, p.channels, p.rows_h, p.rows_w,
-                     backwards ? 1 : p.stride, backwards ? -1 : 1);
+  return fmt::format("gemm::Window<{}, {}, {}, {}, {}, {}, {}, {}>", p.height, p.width, p.channels, p.rows_h, p.rows_w,
+                     backwards ? 1 : p.stride, backwards ? -1 : 1, p.strip);
 }
 
 struct Loader {
@@ -126,6 +127,13 @@ std::string placement(const GemmProblem& p, const GemmTile& tile) {
 /// names `uses` mentions.
 std::string row_code(const GemmProblem& p, const std::string& uses) {
   if (p.op == Op::matmul || p.op == Op::conv_wgrad) return "const index_t at_row = m;\n";
+  if (p.strip != 0) {
+    return fmt::format(
+        "const auto pixel = gemm::pixel_of<{0}, {1}, {2}>(m);\n"
+        "const index_t at_image = pixel.n, at_y = pixel.y, at_x = pixel.x;\n"
+        "const index_t at_row = (at_image * {0} + at_y) * {1} + at_x;\n",
+        p.result_h, p.result_w, p.strip);
+  }
   const bool phased = p.phases > 1;
   const auto pixel = [&](int64_t width, int64_t height) {
     return fmt::format(
@@ -154,6 +162,42 @@ std::vector<Term> coords(const GemmProblem& p, int lanes) {
   return {{"at_image", Lanes::none}, {"at_y", Lanes::none}, {"at_x", Lanes::none}, channel};
 }
 
+/// The statistics of the value that the epilogue lays down in `staged`.
+struct StripCode {
+  std::string before, after;
+  std::vector<StagedValue> staged;
+};
+
+StripCode strip_code(const KernelSpec& spec, const GemmProblem& p, int lanes) {
+  if (p.strip == 0) return {};
+  StripCode code;
+  code.staged.push_back(
+      {reduced_values(spec.body).front(),
+       fmt::format("staged + gemm::Staged<Block::Tile>::offset(Block::row(i), Block::column<{}>(j))", lanes)});
+  code.before =
+      "float* const staged = reinterpret_cast<float*>(shared);\n"
+      "__syncthreads();  // All warps have read the last slot.\n";
+  std::string stores;
+  for (size_t r = 0; r < spec.results.size(); ++r) {
+    if (!spec.wanted(r) || !is_reduced(spec.body, r)) continue;
+    stores +=
+        fmt::format("{}[at] = {};\n", Parameters::result(r), spec.body.outputs()[r].value.result == 0 ? "mean" : "m2");
+  }
+  code.after = filled(R"(__syncthreads();
+gemm::for_each_moments<Block::Tile, $tall>(staged, [&](int strip, int column, float mean, float m2) {
+  const index_t number = quotient<$rows>(first_row) + strip;
+  const int channel = first_column + column;
+  if (number >= quotient<$rows>(row_count) || channel >= $columns) return;
+  const index_t at = number * $columns + channel;
+$stores});
+)",
+                      {{"tall", text(p.strip)},
+                       {"rows", text(ir::kStripWidth * p.strip)},
+                       {"columns", text(p.columns)},
+                       {"stores", indented(stores, 2)}});
+  return code;
+}
+
 std::vector<std::string_view> headers(std::string_view own) { return {"vector.cuh", "ops.cuh", "random.cuh", own}; }
 
 }  // namespace
@@ -163,8 +207,10 @@ KernelDraft product_kernel(const KernelSpec& spec, const GemmProblem& p, const G
   const ir::Value value = find_contraction(body);
   const int lanes = epilogue_lanes(spec, value, p.is_fma() ? 4 : p.b.k_major ? 8 : 2);
   Parameters parameters(body, spec);
-  const EpilogueCode epilogue = epilogue_code(spec, value, fmt::format("block.value<{}>(i, j, l)", lanes), lanes,
-                                              parameters.operands(), coords(p, lanes), "element", wanted_outputs(spec));
+  const StripCode strips = strip_code(spec, p, lanes);
+  const EpilogueCode epilogue =
+      epilogue_code(spec, value, fmt::format("block.value<{}>(i, j, l)", lanes), lanes, parameters.operands(),
+                    coords(p, lanes), "element", wanted_outputs(spec), strips.staged);
   if (p.sums_batch) {
     parameters.add("depth", p.depth);
     parameters.add("split_depth", p.split_depth);
@@ -179,9 +225,11 @@ KernelDraft product_kernel(const KernelSpec& spec, const GemmProblem& p, const G
   // So that the compiler takes no registers that keep a block out; the tensor cores' products have their own balance.
   const int64_t resident = p.is_fma() ? resident_blocks(p, tile, spec.device) : 1;
 
+  const std::string_view operands_and_strips = p.strip == 0 ? "gemm_operands.cuh" : "gemm_moments.cuh";
+
   KernelDraft draft;
   draft.name = spec.name;
-  draft.source = device_source(headers("gemm_operands.cuh")) + filled(R"(
+  draft.source = device_source(headers(operands_and_strips)) + filled(R"(
 using index_t = $index;
 using Block = $block;
 using LoadA = $load_a;
@@ -196,7 +244,7 @@ $placement$cursor  const LoadA load_a(p$input_a, $arguments_a);
   const LoadB load_b(p$input_b, $arguments_b);
   Block block;
   block.multiply(shared, load_a, load_b, cursor);
-$partial#pragma unroll
+$partial$strips#pragma unroll
   for (int i = 0; i < Block::row_count; ++i) {
     const index_t m = first_row + Block::row(i);
     if (m >= row_count) continue;
@@ -207,7 +255,7 @@ $row#pragma unroll
       const index_t element = at_row * $columns + channel;
 $epilogue    }
   }
-}
+$moments}
 )",
                                                                       {{"index", index_type(p.is_wide)},
                                                                        {"block", block_type(p, tile)},
@@ -223,6 +271,8 @@ $epilogue    }
                                                                        {"arguments_a", a.arguments},
                                                                        {"arguments_b", b.arguments},
                                                                        {"partial", indented(partial, 2)},
+                                                                       {"strips", indented(strips.before, 2)},
+                                                                       {"moments", indented(strips.after, 2)},
                                                                        {"rows", p.sums_batch ? text(p.rows) : "rows"},
                                                                        {"columns", text(p.columns)},
                                                                        {"row", indented(row_code(p, epilogue.text), 4)},

@@ -7,6 +7,7 @@
 #include <span>
 
 #include "codegen/cuda/source/extents.h"
+#include "ir/strips.h"
 
 namespace difuse::codegen::cuda {
 namespace {
@@ -52,6 +53,7 @@ bool fits(const GemmProblem& p, const GemmTile& tile, const ir::DeviceSpec& devi
     return pitch % 128 == 0 || (pitch == 64 && size == 2);
   };
   if (!has_pitch(p.a, tile.m) || !has_pitch(p.b, tile.n)) return false;
+  if (p.strip != 0 && tile.m % (ir::kStripWidth * p.strip) != 0) return false;
   if (tile.n / tile.warps_n % (p.b.k_major ? 32 : 16) != 0) return false;
   for (const int count : {copies(p.a, tile.m, tile.k, tile.threads()), copies(p.b, tile.n, tile.k, tile.threads())}) {
     if (count == 0 || count > kMostCopies) return false;
@@ -80,7 +82,7 @@ int registers(const GemmProblem& p, const GemmTile& tile) {
   const int others = p.is_fma() ? warp_m + 16 : 30 + 2 * (warp_m / 4 + warp_n / 4);
   int count = warp_m * warp_n / 32 + others;
   const int gathered = copies(p.a, tile.m, tile.k, tile.threads());
-  const int of_row = p.r * p.s > 1 || p.stride > 1 ? 3 : p.is_fma() ? 2 : 1;
+  const int of_row = p.r * p.s > 1 || p.stride > 1 || p.strip != 0 ? 3 : p.is_fma() ? 2 : 1;
   if (p.a.k_major) count += gathered * of_row * (p.is_wide ? 2 : 1);
   if (p.b.k_major) count += copies(p.b, tile.n, tile.k, tile.threads()) * (p.is_wide ? 2 : 1);
   return count;
@@ -92,7 +94,8 @@ int64_t shared_bytes(const GemmProblem& p, const GemmTile& tile) {
     const int64_t gap = !o.k_major && p.product == Product::tf32 ? 8 : 0;
     return (o.k_major ? extent * tile.k : (extent + gap) * tile.k) * p.element_bytes();
   };
-  return tile.stages * (slot(p.a, tile.m) + slot(p.b, tile.n));
+  const int64_t staged = p.strip == 0 ? 0 : tile.m * (tile.n + 4) * 4;  // Where the ring was.
+  return std::max(tile.stages * (slot(p.a, tile.m) + slot(p.b, tile.n)), staged);
 }
 
 int64_t resident_blocks(const GemmProblem& p, const GemmTile& tile, const ir::DeviceSpec& device) {

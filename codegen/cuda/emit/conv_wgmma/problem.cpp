@@ -63,6 +63,36 @@ bool is_read_in_place(const ir::Graph& body, int input) {
   return std::ranges::all_of(users, [&](int user) { return ir::has_trait(body.node(user), ir::kElementwise); });
 }
 
+/// Finds the results: an image, the mean and M2 of what is stored of it, and sums.
+bool finds_results(const KernelSpec& spec, HaloConv& c) {
+  const ir::Graph& body = spec.body;
+  int images = 0;
+  ir::Value of;
+  for (size_t r = 0; r < body.outputs().size(); ++r) {
+    const ir::Value v = body.outputs()[r].value;
+    const ir::Node& node = body.node(v);
+    if (!spec.wanted(r)) return false;
+    if (node.op == Op::reduce_sum) {
+      const auto& axes = node.as<ir::ReduceAttrs>().axes;
+      const bool over_images = axes == std::vector<int64_t>{0, 1, 2};
+      if (!over_images && axes != std::vector<int64_t>{1, 2}) return false;
+      c.sums.push_back({r, node.operands[0], over_images});
+      continue;
+    }
+    if (node.op != Op::channel_moments) {
+      c.result = r, ++images;
+      continue;
+    }
+    if (of.valid() && of != node.operands[0]) return false;
+    of = node.operands[0];
+    (v.result == 0 ? c.mean : c.m2) = static_cast<int>(r);
+  }
+  if (images != 1 || (c.mean < 0) != (c.m2 < 0)) return false;
+  if (!of.valid()) return true;
+  const ir::Value image = body.outputs()[c.result].value;
+  return of == image || (body.node(of).op == Op::cast && body.node(of).operands[0] == image);
+}
+
 }  // namespace
 
 std::optional<HaloConv> halo_conv(const KernelSpec& spec) {
@@ -72,10 +102,10 @@ std::optional<HaloConv> halo_conv(const KernelSpec& spec) {
   if (spec.device.architecture != 90 || !c.value.valid()) return {};
   c.is_turned = body.node(c.value).op == Op::conv_dgrad;
   if (!c.is_turned && body.node(c.value).op != Op::conv_fprop) return {};
-  if (body.outputs().size() != 1 || !spec.wanted(0) || !is_epilogue(body, c.value)) return {};
+  if (!finds_results(spec, c) || !is_epilogue(body, c.value, {Op::channel_moments, Op::reduce_sum})) return {};
   const ir::Node& node = body.node(c.value);
   const ir::Type &image = body.type(node.operands[0]), &filter = body.type(node.operands[1]);
-  const ir::Type& result = body.type(body.outputs()[0].value);
+  const ir::Type& result = body.type(body.outputs()[c.result].value);
   if (image.dtype != DType::bf16 || result != ir::Type{DType::bf16, node.types[0].shape}) return {};
   const int64_t stride = c.is_turned ? node.as<ir::ConvDgradAttrs>().stride : node.as<ir::ConvAttrs>().stride;
   if (stride != 1 || filter.shape[1] != filter.shape[2]) return {};
@@ -86,8 +116,9 @@ std::optional<HaloConv> halo_conv(const KernelSpec& spec) {
   c.pad = c.is_turned ? c.taps - 1 - node.as<ir::ConvDgradAttrs>().pad : node.as<ir::ConvAttrs>().pad;
   const auto aligned = [&](int input) { return spec.alignment[static_cast<size_t>(input)] >= kEngineAlignment; };
   if (c.pad < 0 || !takes_halo(c.taps, c.pad, c.inputs, c.outputs, c.batch * c.image_h * c.image_w)) return {};
-  if (!aligned(c.image) || !aligned(c.filter) || spec.result_alignment[0] < kEngineAlignment) return {};
+  if (!aligned(c.image) || !aligned(c.filter) || spec.result_alignment[c.result] < kEngineAlignment) return {};
   if (!has_operands_alone(body, c.value)) return {};
+  if (c.has_strips() && c.taps == 1 && c.height * c.width == 1) return {};  // Such are a line.
   if (c.is_line() && !depends_on_channels_alone(body, c.value)) return {};
   if (!fits_operands(spec, c) || (c.residual >= 0 && !is_read_in_place(body, c.residual))) return {};
   return c;

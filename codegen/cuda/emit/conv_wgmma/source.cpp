@@ -43,7 +43,7 @@ Parameters::Maps tensor_maps(const KernelSpec& spec, const HaloConv& c, const Ha
   if (c.residual >= 0) {
     maps.operands[static_cast<size_t>(c.residual)] = result_map(c, tile, operand(c.residual));
   }
-  maps.results[0] = result_map(c, tile, spec.results[0]);
+  maps.results[c.result] = result_map(c, tile, spec.results[c.result]);
   return maps;
 }
 
@@ -69,8 +69,20 @@ Epilogue epilogue(const KernelSpec& spec, const HaloConv& c, int64_t lanes, cons
     code.bind(body.find_input(text(c.residual)), "consumer.operand(l)");
   }
   const std::string value = code.value(
-      body.outputs()[0].value,
+      body.outputs()[c.result].value,
       code.at({{"at_image", Lanes::none}, {"at_y", Lanes::any}, {"at_x", Lanes::any}, {"channel", Lanes::none}}));
+  std::string declared, added, summed;
+  for (const HaloConv::Sum& sum : c.sums) {
+    const std::string name = fmt::format("sum_{}", Parameters::result(sum.output));
+    declared += fmt::format("conv::StripSums<Consumer> {};\n", name);
+    added += fmt::format("{}.add(consumer, l, {});\n", name,
+                         code.value(sum.value, code.at({{"at_image", Lanes::none},
+                                                        {"at_y", Lanes::any},
+                                                        {"at_x", Lanes::any},
+                                                        {"channel", Lanes::none}})));
+    summed += fmt::format("{}.store(consumer, image, half, {}, static_cast<int>(images));\n", name,
+                          Parameters::result(sum.output));
+  }
   const std::string before = code.take_before(), lane = code.take_lane();
   Epilogue made{.outers = code.outers()};
   const auto uses = [&](const char* name) { return (before + lane).find(name) != std::string::npos; };
@@ -88,11 +100,11 @@ Epilogue epilogue(const KernelSpec& spec, const HaloConv& c, int64_t lanes, cons
 for (int image = 0; image < Layout::Tile::images; ++image) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-$of_half$before#pragma unroll
+$of_half$before$declared#pragma unroll
     for (int l = 0; l < Consumer::lanes; ++l) {
-$read$of_lane$lane      consumer.sum(image, half, l) = $value;
+$read$of_lane$lane$added      consumer.sum(image, half, l) = $value;
     }
-  }
+$summed  }
 }
 )",
                      {{"of_half", indented(of_half, 4)},
@@ -100,6 +112,9 @@ $read$of_lane$lane      consumer.sum(image, half, l) = $value;
                       {"read", c.residual < 0 ? "" : "      if (l % 8 == 0) consumer.read_operand(image, half, l);\n"},
                       {"of_lane", indented(of_lane, 6)},
                       {"lane", indented(lane, 6)},
+                      {"declared", indented(declared, 4)},
+                      {"added", indented(added, 6)},
+                      {"summed", indented(summed, 4)},
                       {"value", value}});
   return made;
 }
@@ -113,19 +128,28 @@ KernelDraft halo_conv_kernel(const KernelSpec& spec, const HaloConv& c, const Ha
   const auto operand = [&](int input) { return parameters.operands()[static_cast<size_t>(input)]; };
   const int64_t works = work_count(c, tile, c.batch);
   parameters.add("works", works);
-  if (after.reads_image) parameters.add("images", c.batch);
+  if (after.reads_image || c.has_strips()) parameters.add("images", c.batch);
   parameters.add_outers(body, after.outers);
   const std::string residual =
       c.residual >= 0 ? fmt::format("consumer.load_operand({});\n", operand(c.residual)) : std::string();
 
+  const std::string result = Parameters::result(c.result);
+  const std::string_view header = c.has_strips() ? "conv_strips.cuh" : "conv_wgmma.cuh";
+  std::string moments;
+  if (c.has_moments()) {
+    moments =
+        fmt::format("conv::store_moments(consumer, {}, {}, static_cast<int>(images));\n",
+                    Parameters::result(static_cast<size_t>(c.mean)), Parameters::result(static_cast<size_t>(c.m2)));
+  }
+
   std::string prefetches;
-  for (const std::string& map : {operand(c.image), operand(c.filter), Parameters::result(0)}) {
+  for (const std::string& map : {operand(c.image), operand(c.filter), result}) {
     prefetches += fmt::format("tensor_map_prefetch({});\n", map);
   }
 
   KernelDraft draft;
   draft.name = spec.name;
-  draft.source = device_source({"vector.cuh", "ops.cuh", "random.cuh", "conv_wgmma.cuh"}) +
+  draft.source = device_source({"vector.cuh", "ops.cuh", "random.cuh", header}) +
                  filled(R"(
 using index_t = int;
 using Layout = $layout;
@@ -149,7 +173,7 @@ $prefetches  }
 #pragma unroll 1
     for (int work = static_cast<int>(blockIdx.x); work < works; work += static_cast<int>(gridDim.x)) {
       consumer.multiply(work);
-$residual$epilogue      consumer.store($result);
+$residual$epilogue$moments      consumer.store($result);
     }
   }
 }
@@ -162,7 +186,8 @@ $residual$epilogue      consumer.store($result);
                          {"filter", operand(c.filter)},
                          {"residual", indented(residual, 6)},
                          {"epilogue", indented(after.code, 6)},
-                         {"result", Parameters::result(0)}});
+                         {"moments", indented(moments, 6)},
+                         {"result", result}});
   draft.grid.x = block_count(c, tile, works, spec.device);
   draft.threads = threads(tile);
   draft.shared_bytes = shared_bytes(c, tile);

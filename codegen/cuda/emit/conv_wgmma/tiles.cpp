@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "codegen/cuda/source/extents.h"
+#include "ir/strips.h"
 
 namespace difuse::codegen::cuda {
 namespace {
@@ -33,7 +34,8 @@ int64_t registers_of(const HaloTile& tile) {
 
 /// What a tile takes of them: its sums, and what else there is.
 int64_t needed_registers(const HaloConv& conv, const HaloTile& tile) {
-  return conv.residual < 0 ? tile.pixels() / 2 + 48 : tile.pixels() * 5 / 8 + 64;
+  const int64_t strips = conv.has_strips() ? tile.pixels() / 8 : 0;
+  return strips + (conv.residual < 0 ? tile.pixels() / 2 + 48 : tile.pixels() * 5 / 8 + 64);
 }
 
 void add_resident(std::vector<HaloTile>& tiles, const HaloConv& conv, HaloTile tile, int64_t room) {
@@ -137,6 +139,7 @@ std::vector<HaloTile> candidates(const HaloConv& conv, const ir::DeviceSpec& dev
       for (int64_t images = 1; rows * images * 8 <= 256; images *= 2) {
         // Several images only where one tile covers an image's height.
         if (images > 1 && (conv.is_line() || rows < conv.height)) break;
+        if (conv.has_strips() && rows % ir::kStripHeight != 0 && rows < conv.height) break;  // No whole strips.
         const HaloTile shape{rows, images, 0, 0, blocks, consumers};
         if (needed_registers(conv, shape) > registers_of(shape)) break;
         add_resident(tiles, conv, shape, room);

@@ -1,4 +1,4 @@
-#include "tests/passes/graphs.h"
+#include "tests/support/graphs/graphs.h"
 
 #include <gtest/gtest.h>
 
