@@ -13,7 +13,6 @@ workspace. "Start" is from the start of the process to the end of the first step
 kernels, warm with a full one. Needs PyTorch and NumPy; on a GPU, PyTorch 2.9 or newer.
 """
 
-import argparse
 import concurrent.futures
 import dataclasses
 import json
@@ -24,10 +23,14 @@ import sys
 import tempfile
 import time
 
-from torch_adm import report
+from torch_adm import flags, report
 from torch_adm.check import check_output
 from torch_adm.product import Product
 from torch_adm.variants import AUTOTUNED, anchor, eager, search
+
+
+PARTS = ("train", "forward", "sample")
+DDIM_STEPS = 50
 
 
 def run_variant(variant, config, args, cache):
@@ -65,7 +68,7 @@ def megabytes(count):
 
 
 def show_variant(variant, found):
-    parts = [f"{name} {milliseconds(found[name])}" for name in ("train", "forward") if name in found]
+    parts = [f"{name} {milliseconds(found[name])}" for name in PARTS if name in found]
     if "train" in found:
         parts += [f"start {seconds(found['train'])}", f"memory {megabytes(found['train']['peak_bytes'])}"]
     if "forward" in found:
@@ -120,7 +123,7 @@ def measure_torch(args, config, cache):
 
 def faster_of(cold, warm):
     """The cold run, with each time that the warm one did better."""
-    for name in ("train", "forward"):
+    for name in PARTS:
         if name in cold and name in warm:
             cold[name]["step_seconds"] = min(cold[name]["step_seconds"], warm[name]["step_seconds"])
         elif name in warm:
@@ -131,20 +134,23 @@ def faster_of(cold, warm):
 def measure_difuse(product, args, cache):
     model = ["--model", args.workload, "--batch", str(args.batch)]
     result = {}
-    for name, mode in [("train", "train"), ("warm", "train"), ("forward", "forward"), ("sample", "sample")]:
-        result[name] = product.bench([*model, "--mode", mode], args.dtype, cache)
+    by_ddim = ["sample", "--sampler", "ddim"]
+    for name, mode in [("train", ["train"]), ("warm", ["train"]), ("forward", ["forward"]), ("sample", by_ddim)]:
+        result[name] = product.bench([*model, "--mode", *mode], args.dtype, cache)
         print(f"difuse: {name} {milliseconds(result[name])}, start {seconds(result[name])}", flush=True)
     return result
 
 
 def comparison(theirs, ours):
     """Rows of text: what, PyTorch, difuse, PyTorch / difuse."""
-    train, forward = theirs.get("train"), theirs.get("forward")
+    train, forward, sample = (theirs.get(name) for name in PARTS)
     ratio = lambda a, b: f"{a / b:.2f}" if a and b else "-"
     time_row = lambda what, a, b: [what, milliseconds(a), milliseconds(b),
                                    ratio(a and a["step_seconds"], b["step_seconds"])]  # fmt: skip
     rows = [time_row("training step", train, ours["train"]), time_row("forward", forward, ours["forward"])]
-    rows.append(["sampling step", "-", milliseconds(ours["sample"]), "-"])
+    rows.append(time_row("a step of DDIM", sample, ours["sample"]))
+    whole = lambda part: part and {"step_seconds": DDIM_STEPS * part["step_seconds"]}
+    rows.append(time_row(f"{DDIM_STEPS} steps of DDIM", whole(sample), whole(ours["sample"])))
     warm = theirs.get("warm_first_step_seconds")
     cold = train and train["first_step_seconds"]
     rows.append(["start, cold", seconds(train), seconds(ours["train"]),
@@ -161,22 +167,18 @@ def comparison(theirs, ours):
 
 
 def arguments():
-    parser = argparse.ArgumentParser(description="difuse beside PyTorch, on one card in one call")
+    parser = flags.parser("difuse beside PyTorch, on one card in one call", "compare-<workload>-<batch>-<dtype>")
     parser.add_argument("--workload", default="adm-seed64", help="a preset of difuse")
     parser.add_argument("--batch", type=int, help="images a step; the preset's unless given")
     parser.add_argument("--dtype", default="bf16", choices=["bf16", "tf32", "f32"])
-    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
-    parser.add_argument("--difuse", default="build/release/difuse", help="the binary")
     parser.add_argument("--search", action="store_true", help="try every variant; the fastest is compared")
     parser.add_argument("--variants", type=int, nargs="+", metavar="N", help="of --search, by number")
     parser.add_argument("--jobs", type=int, default=1, help="variants of --search that compile at a time")
     parser.add_argument("--eager", "--no-compile", action="store_true", help="PyTorch without torch.compile: quick")
-    parser.add_argument("--no-forward", action="store_true", help="leave PyTorch's forward out")
+    parser.add_argument("--no-forward", action="store_true", help="leave PyTorch's forward and DDIM out")
     parser.add_argument("--check-only", action="store_true", help="compare the outputs and stop")
     parser.add_argument("--timeout", type=float, default=300, help="seconds for each run of a variant")
     parser.add_argument("--torch-cache", help="Inductor's cache folder, kept between calls; empty for a cold start")
-    parser.add_argument("--json", help="a file for all results")
-    parser.add_argument("--results", help="a folder: <card>/compare-<workload>-<batch>-<dtype>.json and .md")
     return parser.parse_args()
 
 

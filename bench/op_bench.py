@@ -10,7 +10,6 @@ median of 20 replays over the copies. Before it counts, difuse's result is compa
 tensors. Of the ways that PyTorch has (native or compiled norm; SDPA's backends) the fastest is shown. Needs PyTorch.
 """
 
-import argparse
 import concurrent.futures
 import contextlib
 import json
@@ -22,7 +21,7 @@ import time
 
 import torch
 
-from torch_adm import report
+from torch_adm import flags, report
 from torch_adm.check import relative_error
 from torch_adm.conv_cases import conv_cases
 from torch_adm.other_cases import other_cases
@@ -154,15 +153,11 @@ def measure(product, cases, args, l2):
 
 
 def arguments():
-    parser = argparse.ArgumentParser(description="single operations: difuse beside PyTorch and cuDNN")
-    parser.add_argument("--difuse", default="build/release/difuse", help="the binary")
-    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser = flags.parser("single operations: difuse beside PyTorch and cuDNN", "ops-<dtypes>")
     parser.add_argument("--dtype", nargs="+", default=["bf16", "tf32"], choices=["bf16", "tf32"])
     parser.add_argument("--only", action="append", help="operations whose name holds this text; may be repeated")
     parser.add_argument("--tiny", action="store_true", help="small shapes, to try the script out")
     parser.add_argument("--no-check", action="store_true", help="do not compare results first")
-    parser.add_argument("--json", help="a file for all results")
-    parser.add_argument("--results", help="a folder: <card>/ops-<dtypes>.json and .md")
     return parser.parse_args()
 
 

@@ -13,7 +13,9 @@
 #include "ir/error.h"
 #include "models/checkpoint.h"
 #include "models/config/nearest.h"
+#include "models/low_res.h"
 #include "models/run/console.h"
+#include "models/run/data.h"
 #include "models/run/schedule_text.h"
 #include "models/sampler.h"
 #include "models/unet.h"
@@ -136,6 +138,14 @@ SamplerConfig settle_sampler(const SamplerChoice& choice, const TrainedModel& ch
   take("--sigma-max", choice.sigma_max, config.sigma_max, range, spacing, "use --spacing karras");
   take("--percentile", choice.percentile, config.percentile, config.clipping == Clipping::dynamic,
        fmt::format("--clip {}", to_string(config.clipping)), "use --clip dynamic");
+  if (choice.large_variance) {
+    if (config.kind != SamplerKind::ddpm || checkpoint.config().unet.learn_sigma) {
+      wrong_usage(fmt::format("--variance has no meaning with {}",
+                              config.kind == SamplerKind::ddpm ? "a model that learned its variance" : sampler),
+                  "leave it out, or use --sampler ddpm of a model that did not");
+    }
+    config.large_variance = *choice.large_variance;
+  }
   config.guidance = choice.guidance.value_or(config.guidance);
   if (config.guidance != 1 && diffusion.label_dropout == 0) {
     wrong_usage(fmt::format("--guidance {}, but '{}' has not learned to draw without labels", config.guidance,
@@ -177,6 +187,25 @@ std::vector<int32_t> settle_classes(const std::optional<std::string>& given, con
   return classes;
 }
 
+std::vector<uint8_t> settle_low_res(const std::optional<std::filesystem::path>& given, const TrainedModel& checkpoint,
+                                    int threads, const ir::Options& environment) {
+  const UNetConfig& unet = checkpoint.config().unet;
+  if (!takes_low_res(unet)) {
+    if (!given) return {};
+    wrong_usage(fmt::format("--low-res '{}', but the model of '{}' enlarges no images", given->string(),
+                            checkpoint.path().string()),
+                "leave --low-res out, or give a checkpoint that was trained to enlarge");
+  }
+  if (!given) {
+    const ir::Shape shape = low_res_shape(unet);
+    wrong_usage(
+        fmt::format("the model of '{}' enlarges images of {}x{}x{} (height x width x channels), and there are none",
+                    checkpoint.path().string(), shape[0], shape[1], shape[2]),
+        "give --low-res, a PNG or a folder of images");
+  }
+  return load_low_res(*given, unet, threads, environment);
+}
+
 void sample(const SampleOptions& options, const ir::Options& environment) {
   if (!options.print_schedule) require_png_target(options.out);
   const TrainedModel checkpoint = TrainedModel::open(options.checkpoint, "--checkpoint", options.foreign);
@@ -186,8 +215,12 @@ void sample(const SampleOptions& options, const ir::Options& environment) {
     say("{}", schedule_text(sampler, config.diffusion));
     return;
   }
+  const std::vector<uint8_t> low_res = settle_low_res(options.low_res, checkpoint, options.threads, environment);
+  constexpr int64_t kImages = 16;
+  const int64_t enlarged =
+      low_res.empty() ? kImages : std::ssize(low_res) / ir::element_count(low_res_shape(config.unet));
   const std::vector<int32_t> images =
-      options.images.empty() ? image_numbers(options.first_index, options.count) : options.images;
+      options.images.empty() ? image_numbers(options.first_index, options.count.value_or(enlarged)) : options.images;
   const auto count = static_cast<int64_t>(images.size());
   const std::vector<int32_t> classes = settle_classes(options.classes, checkpoint);
   const int64_t columns = options.columns.value_or(grid_columns(count));
@@ -211,11 +244,12 @@ void sample(const SampleOptions& options, const ir::Options& environment) {
   std::fflush(stdout);
   const bool terminal = ::isatty(STDOUT_FILENO) == 1;
   Sampler compiled(config.unet, config.diffusion, sampler, environment, backend);
-  const auto drawn = compiled.draw({parameters, options.seed, images, classes}, [terminal](int64_t done, int64_t of) {
-    if (terminal) say("\rstep {}/{}{}", done, of, done == of ? "\n" : "");
-    if (terminal) std::fflush(stdout);
-    return true;
-  });
+  const auto drawn =
+      compiled.draw({parameters, options.seed, images, classes, low_res}, [terminal](int64_t done, int64_t of) {
+        if (terminal) say("\rstep {}/{}{}", done, of, done == of ? "\n" : "");
+        if (terminal) std::fflush(stdout);
+        return true;
+      });
   runtime::write_png(options.out, runtime::make_grid(drawn, static_cast<int>(columns), grid_padding(count)));
   say("{}\n", options.out.string());
 }

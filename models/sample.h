@@ -25,6 +25,7 @@ struct SamplerChoice {
   std::optional<Clipping> clipping;
   std::optional<double> percentile, rho, sigma_min, sigma_max, eta, guidance;
   std::optional<double> churn, churn_min, churn_max, churn_noise;
+  std::optional<bool> large_variance;
   std::optional<int64_t> batch;  ///< Images at a time.
 };
 
@@ -39,15 +40,21 @@ std::vector<float> read_weights(const TrainedModel& checkpoint, const std::strin
 /// The classes that images take in turn: those named, separated by commas, or all of the model's.
 std::vector<int32_t> settle_classes(const std::optional<std::string>& given, const TrainedModel& checkpoint);
 
+/// What images enlarge, as DrawRequest has it; empty for a model that enlarges none. Error (wrong usage) where it is
+/// missing, or given for such a model.
+std::vector<uint8_t> settle_low_res(const std::optional<std::filesystem::path>& given, const TrainedModel& checkpoint,
+                                    int threads, const ir::Options& environment);
+
 struct SampleOptions {
   std::filesystem::path checkpoint;  ///< What TrainedModel::open() takes.
   WeightsOptions foreign;            ///< What weights of another program do not say.
   std::filesystem::path out;         ///< The PNG to write.
-  int64_t count = 16;                ///< Images.
+  std::optional<int64_t> count;      ///< Images: 16, or as many as are enlarged.
   int64_t first_index = 0;           ///< Number of the first image.
   std::vector<int32_t> images;       ///< Their numbers, in place of these two; empty: not given.
   /// Classes by name or number, separated by commas, that the images take in turn; all of the model's where not given.
   std::optional<std::string> classes;
+  std::optional<std::filesystem::path> low_res;  ///< What to enlarge, as runtime::load_images() takes it.
   uint64_t seed = 0;
   SamplerChoice sampler;
   bool print_schedule = false;                 ///< Print the sampler's rows; draw and write nothing.

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "models/low_res.h"
 #include "runtime/executor.h"
 
 namespace difuse::models {
@@ -69,7 +70,9 @@ std::vector<float> Sampler::draw_exact(const DrawRequest& request, const Continu
   executor_->write_state("table", std::as_bytes(std::span(table)));
   const auto batch = static_cast<size_t>(config_.batch);
   const size_t count = request.images.size(), each = image_size();
+  const size_t each_low_res = takes_low_res(unet_) ? static_cast<size_t>(ir::element_count(low_res_shape(unet_))) : 0;
   std::vector<int32_t> index(batch), labels(batch);
+  std::vector<uint8_t> low_res(batch * each_low_res);
   std::vector<float> x(batch * each), all;
   const size_t evaluations = (count + batch - 1) / batch * rows_.size();
   int64_t done = 0;
@@ -82,6 +85,15 @@ std::vector<float> Sampler::draw_exact(const DrawRequest& request, const Continu
         return request.classes[static_cast<size_t>(i) % request.classes.size()];
       });
       executor_->write_input("label", std::as_bytes(std::span(labels)));
+    }
+    if (each_low_res > 0) {
+      const size_t given = request.low_res.size() / each_low_res;
+      assert(given > 0);
+      for (size_t i = 0; i < batch; ++i) {
+        const auto from = request.low_res.subspan(static_cast<size_t>(index[i]) % given * each_low_res, each_low_res);
+        std::ranges::copy(from, low_res.begin() + static_cast<std::ptrdiff_t>(i * each_low_res));
+      }
+      executor_->write_input("low_res", std::as_bytes(std::span(low_res)));
     }
     executor_->write_state("position", bytes_of(int32_t{0}));
     const auto read = [&] {

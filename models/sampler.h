@@ -26,13 +26,15 @@ struct DrawRequest {
   uint64_t seed = 0;
   std::vector<int32_t> images;   ///< Numbers: image i of a seed is always the same.
   std::vector<int32_t> classes;  ///< Image i has class classes[i % size]. Empty if and only if the model has none.
+  /// Pixels [k, h, w, C]: image i enlarges number i % k (low_res.h). Empty if and only if the model enlarges none.
+  std::span<const uint8_t> low_res{};
 };
 
 /// first, first + 1, ..., as a request's images.
 std::vector<int32_t> image_numbers(int64_t first, int64_t count);
 
-/// Image i depends on the parameters, the seed, i and its class alone: not on how many are drawn, in what batches, or
-/// by how many threads (but for the device and the precision).
+/// Image i depends on the parameters, the seed, i, its class and what it enlarges alone: not on how many are drawn, in
+/// what batches, or by how many threads (but for the device and the precision).
 class Sampler {
  public:
   /// Compiles; throws Error (wrong usage) when a configuration does not pass its check.

@@ -5,6 +5,7 @@
 #include "ir/error.h"
 #include "models/diffusion/learned_variance.h"
 #include "models/diffusion/objective.h"
+#include "models/low_res.h"
 #include "models/streams.h"
 #include "models/unet.h"
 #include "passes/autodiff.h"
@@ -69,6 +70,7 @@ Loss add_loss(ir::Builder& build, const UNetConfig& unet, const DiffusionConfig&
     inputs.labels =
         drop_labels(build, diffusion, unet.num_classes, build.input("label", {DType::i32, {batch}}), seed, index, step);
   }
+  if (takes_low_res(unet)) inputs.conditioning = conditioning_of(build, unet, x0);
   if (unet.dropout > 0) inputs.dropout = RandomKey{seed, index, step};
   PackedParameters parameters(build, layout, params);
   const Value output = build_unet(build, parameters, unet, inputs);

@@ -45,6 +45,8 @@ struct TrainingConfig {
 /// so in the k-th run they are the step's. One micro-batch whose gradient is not finite spoils its step, which is then
 /// skipped and counted once.
 ///
+/// A model that enlarges images sees the low-resolution ones of the batch beside the noisy ones (low_res.h).
+///
 /// `flip` adds the input "flip" u8[N]: images where it is not 0 are mirrored left to right.
 ir::Graph build_training_step(const UNetConfig& unet, const DiffusionConfig& diffusion, const TrainingConfig& config,
                               bool flip = false);

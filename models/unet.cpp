@@ -5,6 +5,7 @@
 #include "ir/error.h"
 #include "ir/flops.h"
 #include "ir/op.h"
+#include "models/low_res.h"
 
 namespace difuse::models {
 namespace {
@@ -26,13 +27,6 @@ void check_inputs(const ir::Builder& build, const UNetConfig& config, const UNet
   require_input(build, "timesteps", inputs.timesteps, {DType::f32, {batch}});
   if (config.num_classes > 0) require_input(build, "labels", inputs.labels, {DType::i32, {batch}});
   if (config.conditioning_channels == 0) return;
-  if (!inputs.conditioning.valid()) {
-    throw Error(
-        fmt::format("the model enlarges images: it takes {} channels of a second image, which this command does "
-                    "not have",
-                    config.conditioning_channels),
-        "difuse inspect and difuse convert take such a model", ExitCode::wrong_usage);
-  }
   require_input(build, "conditioning", inputs.conditioning,
                 {DType::f32, {batch, config.image_height, config.image_width, config.conditioning_channels}});
 }
@@ -165,6 +159,7 @@ ir::Graph build_forward(const UNetConfig& config, int64_t batch) {
   inputs.x = build.input("x", {DType::f32, {batch, config.image_height, config.image_width, config.image_channels}});
   inputs.timesteps = build.input("timesteps", {DType::f32, {batch}});
   if (config.num_classes > 0) inputs.labels = build.input("label", {DType::i32, {batch}});
+  if (takes_low_res(config)) inputs.conditioning = conditioning_input(build, config, batch);
   PackedParameters parameters(build, layout, build.state("params", {DType::f32, {layout.size()}}));
   graph.set_output("output", build_unet(build, parameters, config, inputs));
   return graph;

@@ -24,8 +24,9 @@ ir::Value build_unet(ir::Builder& build, ParameterSource& parameters, const UNet
 ParameterLayout parameter_layout(const UNetConfig& config);
 
 /// The UNet alone, as sampling runs it: inputs "x" f32[N, H, W, C], "timesteps" f32[N] and, where the model has
-/// classes, "label" i32[N]; state "params" f32[P]; output "output" f32[N, H, W, out channels]. Throws Error (wrong
-/// usage) when the configuration does not pass its check or `batch` is below 1.
+/// classes, "label" i32[N], where it enlarges images, "low_res" (low_res.h); state "params" f32[P]; output "output"
+/// f32[N, H, W, out channels]. Throws Error (wrong usage) when the configuration does not pass its check or `batch` is
+/// below 1.
 ir::Graph build_forward(const UNetConfig& config, int64_t batch);
 
 /// Operations of one image's forward (ir/flops.h).

@@ -137,6 +137,18 @@ void check_strided(const UNetConfig& c) {
   require(c.dropout == 0, "dropout");
 }
 
+void check_low_res(const UNetConfig& c) {
+  check_range("low_res_factor", c.low_res_factor, 2, 64);
+  if (c.conditioning_channels == 0) return;
+  for (const auto& [name, size] : {std::pair{"height", c.image_height}, std::pair{"width", c.image_width}}) {
+    if (size % c.low_res_factor == 0) continue;
+    wrong_usage(
+        fmt::format("the image {} {} is not {} times that of a low-resolution image", name, size, c.low_res_factor),
+        fmt::format("choose a {} that low_res_factor divides, such as {}", name,
+                    (size / c.low_res_factor + 1) * c.low_res_factor));
+  }
+}
+
 constexpr std::array kFamilies = {std::string_view("residual"), std::string_view("strided")};
 constexpr std::array kResamplings = {std::string_view("convolution"), std::string_view("plain"),
                                      std::string_view("residual")};
@@ -197,6 +209,7 @@ void check(const UNetConfig& c) {
     wrong_usage(fmt::format("freq_shift is {}, of {} frequencies", c.freq_shift, c.model_channels / 2),
                 "choose 0 or 1");
   }
+  check_low_res(c);
   check_levels(c);
   if (c.family == UNetFamily::strided) {
     check_strided(c);

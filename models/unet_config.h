@@ -34,9 +34,10 @@ std::string_view to_string(Resampling resampling);
 struct UNetConfig {
   int64_t image_height = 32, image_width = 32;  ///< Pixels; residual: each divisible by 2^(levels - 1).
   int64_t image_channels = 3;
-  /// Channels of a second image that is concatenated to the first, such as the low-resolution one that a
-  /// super-resolution model enlarges (brought to the image's size before).
+  /// Channels of a second image that is concatenated to the first: the low-resolution one that a super-resolution model
+  /// enlarges, brought to the image's size before (low_res.h).
   int64_t conditioning_channels = 0;
+  int64_t low_res_factor = 4;  ///< How many times higher and wider the image is than that one.
 
   UNetFamily family = UNetFamily::residual;
   int64_t model_channels = 128;  ///< Base width; the time embedding is four times as wide.
@@ -99,7 +100,8 @@ struct UNetConfig {
   /// Those that the first checkpoints do not have; their defaults are what those models are.
   template <class Visitor>
   void visit_later_fields(Visitor&& v) {
-    v("family", family), v("conditioning_channels", conditioning_channels), v("middle_attention", middle_attention);
+    v("family", family), v("conditioning_channels", conditioning_channels), v("low_res_factor", low_res_factor);
+    v("middle_attention", middle_attention);
     v("middle_attention_norm", middle_attention_norm);
     v("decoder_attention_resolutions", decoder_attention_resolutions), v("encoder_resampling", encoder_resampling);
     v("decoder_resampling", decoder_resampling), v("downsample_padding", downsample_padding);

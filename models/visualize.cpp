@@ -87,8 +87,10 @@ class Visualizer {
         checkpoint_(checkpoint),
         config_(checkpoint.config()),
         reverse_(sized(settle_sampler(options.sampler, checkpoint))),
-        request_{{}, options.seed, options.images, settle_classes(options.classes, checkpoint)},
-        parameters_(read_weights(checkpoint, options.weights, parameter_layout(config_.unet))),
+        weights_(options.weights.value_or(checkpoint.default_weights())),
+        low_res_(settle_low_res(options.low_res, checkpoint, options.threads, environment)),
+        request_{{}, options.seed, options.images, settle_classes(options.classes, checkpoint), low_res_},
+        parameters_(read_weights(checkpoint, weights_, parameter_layout(config_.unet))),
         backend_(open_backend(options.device, options.precision, options.threads, environment)) {
     request_.parameters = parameters_;
   }
@@ -98,7 +100,7 @@ class Visualizer {
     OutputFolder folder(options_.out);
     say("{}\n", backend_line(backend_));
     say("{} at step {} ({}, {} weights), seed {}\n", checkpoint_.path().string(), checkpoint_.step(), config_.run.model,
-        options_.weights, options_.seed);
+        weights_, options_.seed);
     const auto wanted = [&](Part part) { return !options_.only || *options_.only == part; };
     if (wanted(Part::forward) && !options_.data.empty()) forward();
     if (wanted(Part::forward) && options_.data.empty()) say("forward process: left out, it needs --data\n");
@@ -224,6 +226,8 @@ class Visualizer {
   const TrainedModel& checkpoint_;
   const RunConfig& config_;
   const SamplerConfig reverse_;
+  const std::string weights_;
+  const std::vector<uint8_t> low_res_;
   DrawRequest request_;
   const std::vector<float> parameters_;
   const Backend backend_;
@@ -236,7 +240,8 @@ void visualize(const VisualizeOptions& options, const ir::Options& environment) 
     throw Error("the forward process is one of data, and there is no --data", "give --data, or leave --only out",
                 ExitCode::wrong_usage);
   }
-  const TrainedModel checkpoint = TrainedModel::open(options.checkpoint, "--checkpoint", {});
+  const TrainedModel checkpoint = TrainedModel::open(options.checkpoint, "--checkpoint", options.foreign);
+  for (const std::string& note : checkpoint.notes()) say("{}\n", note);
   Visualizer(options, environment, checkpoint).run();
 }
 

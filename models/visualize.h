@@ -16,16 +16,18 @@ namespace difuse::models {
 struct VisualizeOptions {
   enum class Part : uint8_t { forward, reverse, samplers };
 
-  std::filesystem::path checkpoint;  ///< A file, or a run's folder.
-  std::filesystem::path out;         ///< The folder to write into.
-  std::filesystem::path data;        ///< What to corrupt; empty: the forward process is left out.
-  std::filesystem::path data_cache;  ///< For decoded folders; empty: below the cache of the environment.
-  std::optional<Part> only;          ///< All that can be made.
-  std::vector<int32_t> images;       ///< Numbers of the images to draw.
+  std::filesystem::path checkpoint;              ///< What TrainedModel::open() takes.
+  WeightsOptions foreign;                        ///< As in SampleOptions.
+  std::filesystem::path out;                     ///< The folder to write into.
+  std::filesystem::path data;                    ///< What to corrupt; empty: the forward process is left out.
+  std::filesystem::path data_cache;              ///< For decoded folders; empty: below the cache of the environment.
+  std::optional<Part> only;                      ///< All that can be made.
+  std::vector<int32_t> images;                   ///< Numbers of the images to draw.
+  std::optional<std::filesystem::path> low_res;  ///< What they enlarge, for a model that does.
   std::optional<std::string> classes;
   uint64_t seed = 0;
-  SamplerChoice sampler;  ///< Of the reverse process.
-  std::string weights = "ema";
+  SamplerChoice sampler;               ///< Of the reverse process.
+  std::optional<std::string> weights;  ///< As in SampleOptions.
   DeviceChoice device;
   std::optional<passes::Precision> precision;
   int threads = 1;

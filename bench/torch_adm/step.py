@@ -120,6 +120,31 @@ class Forward:
         pass
 
 
+class SamplingStep(Forward):
+    """A step of DDIM, clipped, whose numbers are rows of a table on the device: replayed, it is a whole trajectory."""
+
+    def __init__(self, config, variant, batch, device, steps=50):
+        super().__init__(config, variant, batch, device)
+        diffusion = Diffusion(config["diffusion"], config["model"]["learn_sigma"], device)
+        self.x, self.channels = self.x.clone(), config["model"]["image_channels"]
+        t = torch.linspace(0, diffusion.steps - 1, steps, device=device).round().long().flip(0)
+        signal, sigma = diffusion.tables["signal"][t], diffusion.tables["sigma"][t]
+        end = torch.ones(1, device=device)
+        columns = [t.float(), signal, sigma, torch.cat([signal[1:], end]), torch.cat([sigma[1:], 0 * end])]
+        self.table = torch.stack(columns, dim=1)
+        self.row = torch.zeros(1, dtype=torch.long, device=device)
+
+    def __call__(self):
+        with torch.no_grad(), forced(self.variant.attention):
+            t, signal, sigma, next_signal, next_sigma = self.table.index_select(0, self.row)[0]
+            answer = self.function(self.x, t.expand(self.timesteps.shape), self.labels)
+            eps = answer[:, : self.channels].float()
+            x0 = ((self.x - sigma * eps) / signal).clamp(-1, 1)
+            self.x.copy_(next_signal * x0 + next_sigma * (self.x - signal * x0) / sigma)
+            self.row.add_(1).remainder_(len(self.table))
+            return self.x
+
+
 def count_launches(graph):
     """Kernels, copies and fills of a captured graph; nothing where PyTorch does not give it away."""
     try:

@@ -2,8 +2,8 @@
 
     python3 -m torch_adm.worker REQUEST.json RESULT.json
 
-REQUEST: {"config", "variant", "batch", "device", "started", "forward"}. RESULT gets "train" and then "forward", each as
-soon as it is known; forward's "error" is the rms difference from eager f32, as a share of its rms.
+REQUEST: {"config", "variant", "batch", "device", "started", "forward"}. RESULT gets "train", "forward" and then "sample",
+each as soon as it is known; forward's "error" is the rms difference from eager f32, as a share of its rms.
 """
 
 import json
@@ -13,7 +13,7 @@ import sys
 import torch
 
 from .check import relative_error, strict_forward
-from .step import Forward, TrainingStep, measure, set_precision
+from .step import Forward, SamplingStep, TrainingStep, measure, set_precision
 from .variants import Variant
 
 
@@ -37,6 +37,8 @@ def main(request_file, result_file):
         measured, output = measure(work, request["started"])
         wanted = strict_forward(config, batch, device)
         note("forward", {**measured, "error": relative_error(output, wanted)})
+        del work, output
+        note("sample", measure(SamplingStep(config, variant, batch, device), request["started"])[0])
 
 
 if __name__ == "__main__":

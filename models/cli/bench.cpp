@@ -30,6 +30,7 @@ struct BenchFlags {
   bool per_kernel = false, json = false, backends = false;
   std::string checkpoint;
   std::optional<int64_t> steps;
+  std::optional<double> tune_budget;
 };
 
 struct ColdStart {
@@ -187,20 +188,20 @@ int run_backends(const BenchFlags& flags, const CommandContext& context) {
   if (flags.checkpoint.empty()) {
     missing_flag("bench --backends", "--checkpoint", "difuse bench --backends --checkpoint runs/a");
   }
-  if (problem.model || problem.mode || !problem.graph.empty() || flags.per_kernel) {
-    throw Error("--model, --mode, --graph and --per-kernel have no meaning with --backends",
+  if (problem.model || problem.mode || problem.sampler || !problem.graph.empty() || flags.per_kernel) {
+    throw Error("--model, --mode, --sampler, --graph and --per-kernel have no meaning with --backends",
                 "leave them out: --checkpoint says all about the model", ExitCode::wrong_usage);
   }
   compare_backends({flags.checkpoint, problem.batch, flags.steps, flags.device, flags.precision,
                     resolve_threads(flags.threads), flags.json},
-                   context.options);
+                   with_tuning(context.options, flags.tune_budget));
   return 0;
 }
 
 int run_bench(const BenchFlags& flags, const CommandContext& context) {
   if (flags.backends) return run_backends(flags, context);
-  if (!flags.checkpoint.empty() || flags.steps) {
-    throw Error("--checkpoint and --steps belong to --backends", "add --backends, or leave them out",
+  if (!flags.checkpoint.empty() || flags.steps || flags.tune_budget) {
+    throw Error("--checkpoint, --steps and --tune-budget belong to --backends", "add --backends, or leave them out",
                 ExitCode::wrong_usage);
   }
   const Problem problem = load_problem(flags.problem, "bench");
@@ -233,8 +234,9 @@ Action add_bench(CLI::App& app) {
   app.add_flag("--json", flags->json, "Print JSON");
   app.add_flag("--backends", flags->backends,
                "Draw --batch images of --checkpoint by the reference and by each backend, fused and not, and compare");
-  add_path(app, "--checkpoint", flags->checkpoint, "--backends: a run's folder or a checkpoint file");
+  add_path(app, "--checkpoint", flags->checkpoint, "--backends: what difuse sample draws from");
   add_whole(app, "--steps", flags->steps, {1, 1 << 20}, "--backends: steps of the sampler", "4");
+  add_tune_budget(app, flags->tune_budget);
   add_device(app, flags->device);
   add_dtype(app, flags->precision);
   add_threads(app, flags->threads);

@@ -17,7 +17,7 @@ namespace {
 struct SampleFlags {
   SampleOptions options;
   SamplerFlags sampler;
-  std::string checkpoint, out, config;
+  std::string checkpoint, out, config, low_res;
   std::optional<std::string> seeds;
   std::optional<int64_t> count, first_index, threads;
   std::optional<uint64_t> seed;
@@ -33,7 +33,7 @@ int run_sample(SampleFlags& flags, const CommandContext& context) {
   SampleOptions& options = flags.options;
   options.checkpoint = flags.checkpoint;
   options.out = flags.out;
-  options.count = flags.count.value_or(options.count);
+  options.count = flags.count;
   options.first_index = flags.first_index.value_or(0);
   options.seed = flags.seed.value_or(0);
   options.sampler = flags.sampler.choice();
@@ -44,6 +44,7 @@ int run_sample(SampleFlags& flags, const CommandContext& context) {
     }
     options.images = parse_seeds(*flags.seeds, kMostImages);
   }
+  if (!flags.low_res.empty()) options.low_res = flags.low_res;
   if (!flags.config.empty()) options.foreign.config = flags.config;
   options.threads = resolve_threads(flags.threads);
   sample(options, with_tuning(context.options, flags.tune_budget));
@@ -58,13 +59,15 @@ Action add_sample(CLI::App& app) {
   add_path(app, "--checkpoint", flags->checkpoint,
            "A run's folder or a checkpoint file, which say all about the model, or what difuse convert takes");
   add_path(app, "--out", flags->out, "The PNG to write");
-  add_whole(app, "--n", flags->count, {1, kMostImages}, "Images to draw", "16");
+  add_whole(app, "--n", flags->count, {1, kMostImages}, "Images to draw", "16; as many as --low-res has");
   add_seed(app, "--seed", flags->seed, "Seed; image i depends on the seed and i alone", "0");
   add_whole(app, "--first-index", flags->first_index, {0, std::numeric_limits<int32_t>::max() - kMostImages},
             "Number of the first image", "0");
   add_seeds(app, flags->seeds);
   add_text(app, "--class", o.classes, "NAME|N[,...]",
            "Classes that the images take in turn, by name, or by number where no name is the same", "all in turn");
+  add_path(app, "--low-res", flags->low_res,
+           "Images to enlarge, by a model that does: a folder, one image or an IDX file; image I enlarges number I");
   flags->sampler.add(app);
   app.add_flag("--print-schedule", o.print_schedule, "Print the noise levels and coefficients; draw nothing");
   add_text(app, "--weights", o.weights, "ema|raw|ema_1...", "Averaged weights, or those of the last step",

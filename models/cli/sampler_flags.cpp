@@ -9,10 +9,11 @@
 
 namespace difuse::models {
 
+std::vector<std::string> sampler_names() { return {"ddpm", "ddim", "euler", "heun", "dpm++2m"}; }
+
 void SamplerFlags::add(CLI::App& app) {
   SamplerChoice& c = choice_;
-  add_choice(app, "--sampler", kind_, {"ddpm", "ddim", "euler", "heun", "dpm++2m"}, "Sampler",
-             "ddpm; heun of an edm model");
+  add_choice(app, "--sampler", kind_, sampler_names(), "Sampler", "ddpm; heun of an edm model");
   add_whole(app, "--steps", c.steps, {1, 1 << 20}, "Steps of the sampler", "100 of ddpm and ddim, 18 of the others");
   add_choice(app, "--spacing", spacing_, {"karras", "linear", "trailing", "leading"}, "Which noise levels are visited",
              "linear for ddpm and ddim, karras for the others and edm");
@@ -22,6 +23,8 @@ void SamplerFlags::add(CLI::App& app) {
   add_real(app, "--sigma-max", c.sigma_max, {.least = 0, .open = true}, "karras, or edm: the first noise level",
            "80 in edm, that of the last timestep in ddpm");
   add_real(app, "--eta", c.eta, {0, 1}, "ddim: share of the ancestral noise", "0");
+  add_choice(app, "--variance", variance_, {"small", "large"},
+             "ddpm: noise of a step, with the variance of the posterior or with beta", "small");
   add_real(app, "--churn", c.churn, {0}, "euler, heun: S_churn, noise added in all", "0");
   add_real(app, "--churn-min", c.churn_min, {0}, "With --churn: the least sigma to add noise at", "0");
   add_real(app, "--churn-max", c.churn_max, {0}, "With --churn: the largest sigma to add noise at", "any");
@@ -42,6 +45,7 @@ SamplerChoice SamplerFlags::choice() const {
   if (kind_) choice.kind = parse_sampler_kind(*kind_);
   if (spacing_) choice.spacing = parse_spacing(*spacing_);
   if (clipping_) choice.clipping = parse_clipping(*clipping_);
+  if (variance_) choice.large_variance = *variance_ == "large";
   return choice;
 }
 

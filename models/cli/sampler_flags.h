@@ -19,8 +19,11 @@ class SamplerFlags {
 
  private:
   SamplerChoice choice_;
-  std::optional<std::string> kind_, spacing_, clipping_;
+  std::optional<std::string> kind_, spacing_, clipping_, variance_;
 };
+
+/// What --sampler takes.
+std::vector<std::string> sampler_names();
 
 /// --seeds, and the numbers that it lists: "3,7,10-15". An Error when they are more than `most`.
 CLI::Option* add_seeds(CLI::App& app, std::optional<std::string>& to, const std::string& fallback = {});

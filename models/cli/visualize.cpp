@@ -4,6 +4,7 @@
 
 #include "models/cli/commands.h"
 #include "models/cli/flags.h"
+#include "models/cli/names.h"
 #include "models/cli/sampler_flags.h"
 
 namespace difuse::models {
@@ -12,8 +13,8 @@ namespace {
 struct VisualizeFlags {
   VisualizeOptions options;
   SamplerFlags sampler;
-  std::string checkpoint, out, data, data_cache;
-  std::optional<std::string> only, weights, seeds;
+  std::string checkpoint, out, data, data_cache, low_res, config;
+  std::optional<std::string> only, seeds;
   std::optional<int64_t> threads;
   std::optional<uint64_t> seed;
 };
@@ -35,7 +36,8 @@ int run_visualize(VisualizeFlags& flags, const CommandContext& context) {
   options.images = parse_seeds(flags.seeds.value_or("0-7"), kMostImages);
   options.seed = flags.seed.value_or(0);
   options.sampler = flags.sampler.choice();
-  options.weights = flags.weights.value_or(options.weights);
+  if (!flags.low_res.empty()) options.low_res = flags.low_res;
+  if (!flags.config.empty()) options.foreign.config = flags.config;
   options.threads = resolve_threads(flags.threads);
   visualize(options, context.options);
   return 0;
@@ -46,7 +48,8 @@ int run_visualize(VisualizeFlags& flags, const CommandContext& context) {
 Action add_visualize(CLI::App& app) {
   auto flags = std::make_shared<VisualizeFlags>();
   VisualizeOptions& o = flags->options;
-  add_path(app, "--checkpoint", flags->checkpoint, "A run's folder or a checkpoint file; it says all about the model");
+  add_path(app, "--checkpoint", flags->checkpoint,
+           "A run's folder or a checkpoint file, which say all about the model, or what difuse convert takes");
   add_path(app, "--out", flags->out, "Folder for forward, reverse and samplers, as PNG and animated WebP");
   add_path(app, "--data", flags->data, "Images to show in ever more noise, as difuse train takes them");
   add_path(app, "--data-cache", flags->data_cache, "Where decoded folders are kept [the user's cache, difuse/images]");
@@ -54,7 +57,12 @@ Action add_visualize(CLI::App& app) {
   add_seed(app, "--seed", flags->seed, "Seed; image i depends on the seed and i alone", "0");
   add_seeds(app, flags->seeds, "0-7");
   add_text(app, "--class", o.classes, "NAME|N[,...]", "Classes that the images take in turn", "all in turn");
-  add_text(app, "--weights", flags->weights, "ema|raw|ema_1...", "Averaged weights, or those of the last step", "ema");
+  add_path(app, "--low-res", flags->low_res, "Images to enlarge, as difuse sample takes them");
+  add_text(app, "--weights", o.weights, "ema|raw|ema_1...", "Averaged weights, or those of the last step",
+           "ema where there is one");
+  add_choice(app, "--model", o.foreign.model, preset_names(), "What foreign weights are of, where they do not say it",
+             "the preset of these shapes");
+  add_path(app, "--config", flags->config, "The same as a TOML file");
   flags->sampler.add(app);
   add_device(app, o.device);
   add_dtype(app, o.precision);

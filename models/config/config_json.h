@@ -57,7 +57,8 @@ namespace json_detail {
 inline constexpr std::array kQkvOrders = {ir::QkvOrder::heads_first, ir::QkvOrder::qkv_first};
 inline constexpr std::array kFamilies = {UNetFamily::residual, UNetFamily::strided};
 inline constexpr std::array kResamplings = {Resampling::convolution, Resampling::plain, Resampling::residual};
-inline constexpr std::array kNoiseSchedules = {NoiseSchedule::linear, NoiseSchedule::cosine};
+inline constexpr std::array kNoiseSchedules = {NoiseSchedule::linear, NoiseSchedule::scaled_linear,
+                                               NoiseSchedule::cosine};
 inline constexpr std::array kProcesses = {Process::ddpm, Process::edm};
 inline constexpr std::array kPredictions = {Prediction::eps, Prediction::x0, Prediction::v};
 inline constexpr std::array kRateSchedules = {LearningRateSchedule::constant, LearningRateSchedule::cosine};

@@ -13,11 +13,17 @@ std::vector<double> betas(const DiffusionConfig& config) {
     const double c = std::cos((s + 0.008) / 1.008 * std::numbers::pi / 2);
     return c * c;
   };
+  const auto between = [steps](double first, double last, double t) {
+    return first + (last - first) * t / (steps - 1);
+  };
   std::vector<double> beta;
   for (int64_t i = 0; i < config.timesteps; ++i) {
     const auto t = static_cast<double>(i);
     if (config.schedule == NoiseSchedule::linear) {
-      beta.push_back(1000 / steps * (1e-4 + (0.02 - 1e-4) * t / (steps - 1)));
+      beta.push_back(1000 / steps * between(config.beta_start, config.beta_end, t));
+    } else if (config.schedule == NoiseSchedule::scaled_linear) {
+      const double root = between(std::sqrt(config.beta_start), std::sqrt(config.beta_end), t);
+      beta.push_back(1000 / steps * root * root);
     } else {
       beta.push_back(std::min(1 - alpha_bar((t + 1) / steps) / alpha_bar(t / steps), 0.999));
     }

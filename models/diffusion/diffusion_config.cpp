@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "ir/error.h"
 #include "models/diffusion/names.h"
 
@@ -9,9 +11,14 @@ namespace difuse::models {
 namespace {
 
 void check_timesteps(const DiffusionConfig& config) {
-  // 20 / timesteps is the linear schedule's last beta, which must stay below 1.
-  const bool linear = config.process == Process::ddpm && config.schedule == NoiseSchedule::linear;
-  const int64_t least = linear ? 21 : 1, most = 100000;
+  const bool linear = config.process == Process::ddpm && config.schedule != NoiseSchedule::cosine;
+  const double start = config.beta_start, end = config.beta_end;
+  if (!(start > 0 && start <= end && end <= 1)) {
+    wrong_usage(fmt::format("beta from {} to {}", start, end),
+                "choose 0 < beta_start <= beta_end <= 1, such as 1e-4 to 0.02");
+  }
+  // 1000 beta_end / timesteps is the last beta, which must stay below 1.
+  const int64_t least = linear ? std::max<int64_t>(2, static_cast<int64_t>(1000 * end) + 1) : 1, most = 100000;
   if (config.timesteps >= least && config.timesteps <= most) return;
   wrong_usage(config.process == Process::edm ? fmt::format("{} timesteps", config.timesteps)
                                              : fmt::format("{} timesteps with the {} noise schedule", config.timesteps,
@@ -45,7 +52,10 @@ void check_edm(const DiffusionConfig& config) {
 
 std::string_view to_string(Process process) { return process == Process::ddpm ? "ddpm" : "edm"; }
 
-std::string_view to_string(NoiseSchedule schedule) { return schedule == NoiseSchedule::linear ? "linear" : "cosine"; }
+std::string_view to_string(NoiseSchedule schedule) {
+  if (schedule == NoiseSchedule::linear) return "linear";
+  return schedule == NoiseSchedule::cosine ? "cosine" : "scaled_linear";
+}
 
 std::string_view to_string(Prediction prediction) {
   if (prediction == Prediction::eps) return "eps";
@@ -55,7 +65,7 @@ std::string_view to_string(Prediction prediction) {
 std::optional<Process> parse_process(std::string_view text) { return parse_name({Process::ddpm, Process::edm}, text); }
 
 std::optional<NoiseSchedule> parse_noise_schedule(std::string_view text) {
-  return parse_name({NoiseSchedule::linear, NoiseSchedule::cosine}, text);
+  return parse_name({NoiseSchedule::linear, NoiseSchedule::scaled_linear, NoiseSchedule::cosine}, text);
 }
 
 std::optional<Prediction> parse_prediction(std::string_view text) {

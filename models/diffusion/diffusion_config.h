@@ -13,7 +13,8 @@ enum class Process : uint8_t {
 };
 
 enum class NoiseSchedule : uint8_t {
-  linear,  ///< beta from 1e-4 to 0.02 over 1000 steps (Ho et al.), scaled by 1000 / timesteps.
+  linear,         ///< beta rises evenly over 1000 steps, from 1e-4 to 0.02 (Ho et al.); scaled by 1000 / timesteps.
+  scaled_linear,  ///< The same of the square root of beta (Rombach et al., "Latent Diffusion", 2022).
   cosine,  ///< alpha_bar(s) = cos^2((s + 0.008) / 1.008 * pi / 2), beta at most 0.999 (Nichol and Dhariwal, 2021).
 };
 
@@ -35,8 +36,9 @@ struct DiffusionConfig {
   NoiseSchedule schedule = NoiseSchedule::linear;  ///< ddpm
   int64_t timesteps = 1000;                        ///< ddpm; in any process, the most steps that sampling may take.
   Process process = Process::ddpm;
+  double beta_start = 1e-4, beta_end = 0.02;  ///< ddpm: ends of the linear schedules, as of 1000 timesteps.
 
-  // ddpm alone. But for the schedule, edm refuses other values than these.
+  // ddpm alone; edm refuses other values than these.
   Prediction prediction = Prediction::eps;
   bool rescale_timesteps = false;       ///< The network sees t * 1000 / timesteps instead of t.
   bool rescale_learned_sigmas = false;  ///< A learned variance's bound counts timesteps / 1000 times.
@@ -54,6 +56,7 @@ struct DiffusionConfig {
   template <class Visitor>
   void visit(Visitor&& v) {
     v("schedule", schedule), v("timesteps", timesteps), v("process", process), v("prediction", prediction);
+    v("beta_start", beta_start), v("beta_end", beta_end);
     v("rescale_timesteps", rescale_timesteps), v("rescale_learned_sigmas", rescale_learned_sigmas);
     v("min_snr_gamma", min_snr_gamma), v("sigma_data", sigma_data), v("p_mean", p_mean), v("p_std", p_std);
     v("label_dropout", label_dropout);

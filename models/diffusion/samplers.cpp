@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "models/low_res.h"
 #include "models/streams.h"
 #include "models/unet.h"
 
@@ -155,6 +156,11 @@ ir::Graph build_sampling_step(const UNetConfig& unet, const DiffusionConfig& dif
     inputs.x = x;
     inputs.timesteps = time;
     inputs.labels = labels;
+    if (takes_low_res(unet)) {
+      const Value low_res = conditioning_input(build, unet, config.batch);
+      const bool twice = build.shape(x)[0] != config.batch;  // Guidance: with labels and without.
+      inputs.conditioning = twice ? build.concat({low_res, low_res}, 0) : low_res;
+    }
     PackedParameters parameters(build, layout, build.state("params", {DType::f32, {layout.size()}}));
     return build_unet(build, parameters, unet, inputs);
   };

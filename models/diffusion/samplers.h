@@ -23,7 +23,8 @@ struct Denoiser {
   std::function<ir::Value(ir::Builder&, ir::Value x, ir::Value time, ir::Value labels)> network;
 };
 
-/// inputs  "index" i32[N]: which image of the requested set; "label" i32[N] where the model has classes
+/// inputs  "index" i32[N]: which image of the requested set; "label" i32[N] where the model has classes;
+///         "low_res" u8[N, h, w, C] where a UNet enlarges images (low_res.h)
 /// states  "seed" u32[2], "table" f32[rows, columns] (sampler_table), "x" f32[N, H, W, C], "position" i32[]: finished
 ///         rows; heun and dpm++2m: "x0_before", heun: "x_before", like x; what the network's own parameters need:
 ///         "params" f32[P] of a UNet

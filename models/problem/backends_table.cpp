@@ -12,6 +12,7 @@
 
 #include "ir/error.h"
 #include "ir/reference.h"
+#include "models/low_res.h"
 #include "models/run/console.h"
 #include "models/sample.h"
 #include "models/sampler.h"
@@ -54,6 +55,10 @@ Line by_reference(const Job& job) {
       labels.push_back(request.classes[static_cast<size_t>(i) % request.classes.size()]);
     inputs["label"] = tensor(DType::i32, {sampler.batch}, labels);
   }
+  if (!request.low_res.empty()) {
+    const ir::Shape small = low_res_shape(config.unet);
+    inputs["low_res"] = tensor(DType::u8, {sampler.batch, small[0], small[1], small[2]}, request.low_res);
+  }
   ir::TensorMap states;
   for (const int id : graph.leaves(ir::Op::state)) {
     const ir::Node& node = graph.node(id);
@@ -67,9 +72,15 @@ Line by_reference(const Job& job) {
   return {"CPU, reference, fp64", seconds_since(begin), states.at("x").data};
 }
 
-Line by_kernels(const Job& job, const std::string& name, const Backend& backend, const ir::Options& environment) {
+struct Implementation {
+  std::string name;
+  Backend backend;
+  ir::Options environment;
+};
+
+Line by_kernels(const Job& job, const Implementation& one) {
   constexpr int kRuns = 3;
-  Sampler sampler(job.config.unet, job.config.diffusion, job.sampler, environment, backend);
+  Sampler sampler(job.config.unet, job.config.diffusion, job.sampler, one.environment, one.backend);
   const std::vector<float> pixels = sampler.draw_exact(job.request);
   std::vector<double> seconds;
   for (int i = 0; i < kRuns; ++i) {
@@ -77,23 +88,24 @@ Line by_kernels(const Job& job, const std::string& name, const Backend& backend,
     static_cast<void>(sampler.draw_exact(job.request));
     seconds.push_back(seconds_since(begin));
   }
-  return {name, runtime::median(seconds), {pixels.begin(), pixels.end()}};
+  return {one.name, runtime::median(seconds), {pixels.begin(), pixels.end()}};
 }
-
-struct Implementation {
-  std::string name;
-  Backend backend;
-};
 
 /// All but the reference, slowest first.
 std::vector<Implementation> implementations(const BackendsJob& job, const ir::Options& environment) {
   std::vector<Implementation> all;
+  ir::Options estimated = environment;
+  estimated.tune = ir::Tuning::off;
+  const auto add_one = [&](const char* device, const char* how, const Backend& backend, const ir::Options& options) {
+    all.push_back({fmt::format("{}, {}, {}", device, how, passes::to_string(backend.precision)), backend, options});
+  };
   const auto add = [&](const char* device, Backend backend) {
     for (const bool fuse : {false, true}) {
       backend.fuse = fuse;
-      all.push_back(
-          {fmt::format("{}, {}, {}", device, fuse ? "fused" : "unfused", passes::to_string(backend.precision)),
-           backend});
+      add_one(device, fuse ? "fused" : "unfused", backend, estimated);
+    }
+    if (backend.target.is_cuda() && environment.tune != ir::Tuning::off) {
+      add_one(device, "fused, tuned", backend, environment);
     }
   };
   add("CPU", Backend(job.threads));
@@ -102,6 +114,14 @@ std::vector<Implementation> implementations(const BackendsJob& job, const ir::Op
   if (chosen.precision != passes::Precision::f32) add("CUDA", Backend(chosen.target, passes::Precision::f32));
   add("CUDA", std::move(chosen));
   return all;
+}
+
+/// What stands in for an image to enlarge: how fast one is does not hang on what it shows.
+std::vector<uint8_t> example_low_res(const UNetConfig& unet, int64_t images) {
+  if (!takes_low_res(unet)) return {};
+  std::vector<uint8_t> pixels(static_cast<size_t>(images * ir::element_count(low_res_shape(unet))));
+  for (size_t i = 0; i < pixels.size(); ++i) pixels[i] = static_cast<uint8_t>(i * 37 % 256);
+  return pixels;
 }
 
 /// Infinity where one of two is not a number.
@@ -153,23 +173,25 @@ void compare_backends(const BackendsJob& job, const ir::Options& environment) {
   choice.steps = job.steps.value_or(std::min<int64_t>(4, config.diffusion.timesteps));
   choice.batch = job.images.value_or(16);
   const SamplerConfig sampler = settle_sampler(choice, checkpoint);
-  const bool averaged = !config.training.optimizer.ema_decays.empty();
   const std::vector<float> parameters =
-      read_weights(checkpoint, averaged ? "ema" : "raw", parameter_layout(config.unet));
+      read_weights(checkpoint, checkpoint.default_weights(), parameter_layout(config.unet));
+  const std::vector<uint8_t> low_res = example_low_res(config.unet, sampler.batch);
   const std::vector<Implementation> all = implementations(job, environment);
   if (!job.json) {
     for (const Implementation& one : all) {
-      if (one.backend.fuse) say("{}\n", backend_line(one.backend));
+      if (!one.backend.fuse) say("{}\n", backend_line(one.backend));
     }
     say("{} at step {} ({}): {} images as one batch, {} {} steps\n\n", checkpoint.path().string(), checkpoint.step(),
         config.run.model, sampler.batch, to_string(sampler.kind), sampler.steps);
     std::fflush(stdout);
   }
   const Job drawn{
-      config, sampler, {parameters, 0, image_numbers(0, sampler.batch), every_class(config.unet, config.diffusion)}};
+      config,
+      sampler,
+      {parameters, 0, image_numbers(0, sampler.batch), every_class(config.unet, config.diffusion), low_res}};
   Table table(job.json, sampler.batch);
   table.add(by_reference(drawn));
-  for (const auto& [name, backend] : all) table.add(by_kernels(drawn, name, backend, environment));
+  for (const Implementation& one : all) table.add(by_kernels(drawn, one));
   table.finish();
 }
 

@@ -69,7 +69,7 @@ class Example {
     if (op == ir::Op::input) {
       Values values(count);
       for (size_t i = 0; i < count; ++i) {
-        if (name == "pixels") values[i] = static_cast<double>(draws_.below(256));
+        if (name == "pixels" || name == "low_res") values[i] = static_cast<double>(draws_.below(256));
         if (name == "index") values[i] = static_cast<double>(i);
         if (name == "x") values[i] = draws_.normal();
         if (name == "timesteps") values[i] = static_cast<double>(draws_.below(timesteps_));

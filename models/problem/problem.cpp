@@ -41,6 +41,9 @@ Problem read_graph(const std::string& path) {
 Problem build_model(const ProblemChoice& choice) {
   const Preset preset = find_preset(*choice.model);
   const std::string mode = choice.mode.value_or("train");
+  if (choice.sampler && mode != "sample") {
+    wrong_usage(fmt::format("--sampler has no meaning with --mode {}", mode), "leave it out, or use --mode sample");
+  }
   Problem problem;
   if (mode == "train") {
     TrainingConfig training = preset.training;
@@ -51,12 +54,15 @@ Problem build_model(const ProblemChoice& choice) {
     problem.batch = choice.batch.value_or(SamplerConfig{}.batch);
     problem.graph = build_forward(preset.unet, problem.batch);
   } else {
-    SamplerConfig sampler = default_sampler(preset.diffusion);
+    std::optional<SamplerKind> kind;
+    if (choice.sampler) kind = parse_sampler_kind(*choice.sampler);
+    SamplerConfig sampler = default_sampler(preset.diffusion, kind);
     sampler.batch = choice.batch.value_or(sampler.batch);
     problem.batch = sampler.batch;
     problem.graph = build_sampling_step(preset.unet, preset.diffusion, sampler);
   }
-  problem.title = fmt::format("{}, {}, batch {}", preset.name, mode, problem.batch);
+  problem.title = fmt::format("{}, {}{}, batch {}", preset.name, mode,
+                              choice.sampler ? fmt::format(" by {}", *choice.sampler) : "", problem.batch);
   problem.preset = preset.name;
   return problem;
 }
@@ -65,8 +71,8 @@ Problem build_model(const ProblemChoice& choice) {
 
 Problem load_problem(const ProblemChoice& choice, const char* command) {
   if (!choice.graph.empty()) {
-    if (choice.model || choice.mode || choice.batch) {
-      wrong_usage("--graph says all about the step, so --model, --mode and --batch have no meaning with it",
+    if (choice.model || choice.mode || choice.sampler || choice.batch) {
+      wrong_usage("--graph says all about the step, so --model, --mode, --sampler and --batch have no meaning with it",
                   "leave them out, or leave --graph out");
     }
     return read_graph(choice.graph);

@@ -14,10 +14,11 @@
 namespace difuse::models {
 
 struct ProblemChoice {
-  std::optional<std::string> model;  ///< A preset.
-  std::optional<std::string> mode;   ///< "train", "sample" or "forward" (the UNet alone); train.
-  std::optional<int64_t> batch;      ///< The preset's in training, 16 otherwise.
-  std::string graph;                 ///< A file in text form, instead of all these; empty: none.
+  std::optional<std::string> model;    ///< A preset.
+  std::optional<std::string> mode;     ///< "train", "sample" or "forward" (the UNet alone); train.
+  std::optional<std::string> sampler;  ///< Of "sample"; the process's default.
+  std::optional<int64_t> batch;        ///< The preset's in training, 16 otherwise.
+  std::string graph;                   ///< A file in text form, instead of all these; empty: none.
 };
 
 struct Problem {

@@ -7,6 +7,8 @@
 #include <chrono>
 #include <cstdio>
 
+#include "ir/error.h"
+#include "models/low_res.h"
 #include "models/run/console.h"
 #include "models/run/units.h"
 
@@ -68,6 +70,18 @@ void print_labels(const runtime::ImageSet& images) {
   say("labels: {}\n", text);
 }
 
+/// load_images() of a path that the user gave with `flag`: an Error that begins with the path begins with the flag.
+runtime::ImageSet load_given(std::string_view flag, const fs::path& path, const runtime::LoadSettings& settings,
+                             const runtime::LoadReport& report) {
+  try {
+    return runtime::load_images(path, settings, report);
+  } catch (const Error& error) {
+    const std::string_view message = error.what();
+    if (!message.starts_with(fmt::format("'{}'", path.string()))) throw;
+    throw Error(fmt::format("{} {}", flag, message), error.remedy(), error.exit_code());
+  }
+}
+
 }  // namespace
 
 fs::path default_data_cache(const ir::Options& environment) {
@@ -90,9 +104,37 @@ runtime::ImageSet load_data(const TrainOptions& options, const RunConfig& config
   settings.threads = options.threads;
   settings.cache_folder = options.data_cache.value_or(default_data_cache(environment));
   DecodeProgress progress;
-  runtime::ImageSet images = runtime::load_images(options.data, settings, print_report(progress, &interrupt));
+  runtime::ImageSet images = load_given("--data", options.data, settings, print_report(progress, &interrupt));
   if (config.unet.num_classes > 0 && images.class_names.empty() && !images.labels.empty()) print_labels(images);
   return images;
+}
+
+std::vector<uint8_t> load_low_res(const fs::path& path, const UNetConfig& unet, int threads,
+                                  const ir::Options& environment) {
+  const ir::Shape shape = low_res_shape(unet);
+  runtime::LoadSettings settings;
+  settings.size = {static_cast<int>(shape[0]), static_cast<int>(shape[1])};
+  settings.channels = static_cast<int>(shape[2]);
+  settings.threads = threads;
+  settings.cache_folder = default_data_cache(environment);
+  DecodeProgress progress;
+  const runtime::ImageSet images = load_given("--low-res", path, settings, print_report(progress, nullptr));
+  say("low-res: {}\n", images.summary);
+  return {images.pixels.begin(), images.pixels.end()};
+}
+
+std::vector<uint8_t> low_res_of(const runtime::ImageSet& images, const UNetConfig& unet, int64_t count) {
+  const ir::Shape shape = low_res_shape(unet);
+  const runtime::ImageSize size{static_cast<int>(shape[0]), static_cast<int>(shape[1])};
+  const auto each = static_cast<size_t>(images.image_bytes());
+  std::vector<uint8_t> all;
+  for (size_t i = 0; i < static_cast<size_t>(std::min(count, images.count)); ++i) {
+    const auto pixels = images.pixels.subspan(i * each, each);
+    const runtime::Image image{images.width, images.height, images.channels, {pixels.begin(), pixels.end()}};
+    const runtime::Image small = runtime::resize(image, size, runtime::Crop::none);
+    all.insert(all.end(), small.pixels.begin(), small.pixels.end());
+  }
+  return all;
 }
 
 void describe_data(const fs::path& path) {

@@ -1,7 +1,9 @@
 // The data of a run: what the flags say about images, and the report of what was found.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
+#include <vector>
 
 #include "ir/options.h"
 #include "models/checkpoint.h"
@@ -20,6 +22,13 @@ std::filesystem::path default_data_cache(const ir::Options& environment);
 /// Interrupted on a signal, and what runtime::load_images() throws.
 runtime::ImageSet load_data(const TrainOptions& options, const RunConfig& config, bool resumed,
                             const ir::Options& environment, const InterruptGuard& interrupt);
+
+/// The images at `path` as those that a model enlarges: pixels [k, h, w, C] (low_res.h), shrunk or enlarged to that
+/// size where they have another. Prints like load_data() and throws like it, naming --low-res.
+std::vector<uint8_t> load_low_res(const std::filesystem::path& path, const UNetConfig& unet, int threads,
+                                  const ir::Options& environment);
+/// The same made of the first images of a model's own data, `count` or all.
+std::vector<uint8_t> low_res_of(const runtime::ImageSet& images, const UNetConfig& unet, int64_t count);
 
 /// Looks at data as `difuse inspect` does and prints what is there.
 void describe_data(const std::filesystem::path& path);

@@ -291,6 +291,16 @@ void check_process_flags(Settings& settings, const DiffusionConfig& diffusion) {
   }
 }
 
+/// The process that a preset or weights have, for a run that asks for the other one: what only the first knows would be
+/// refused, though nobody asked for it.
+DiffusionConfig with_process(const DiffusionConfig& had, Settings& settings) {
+  const Setting* asked = settings.find("diffusion", "process");
+  if (asked == nullptr || asked->value == std::string(to_string(had.process))) return had;
+  DiffusionConfig config{had.schedule, had.timesteps};
+  config.label_dropout = had.label_dropout;
+  return config;
+}
+
 /// Preset or checkpoint, then the file, then the flags.
 RunConfig merge(const TrainOptions& options, const Checkpoint* resumed, const TrainedModel* initial = nullptr) {
   const fs::path path = options.config.value_or(fs::path());
@@ -310,6 +320,7 @@ RunConfig merge(const TrainOptions& options, const Checkpoint* resumed, const Tr
     if (part->value == (whole != nullptr ? whole->value : json(table.batch))) part->value = 0;  // All at once.
   }
   config.unet = settings.apply("model", config.unet, resumed);
+  if (resumed == nullptr) config.diffusion = with_process(config.diffusion, settings);
   config.diffusion = settings.apply("diffusion", config.diffusion, resumed);
   check_process_flags(settings, config.diffusion);
   table = settings.apply("training", table, resumed);

@@ -12,6 +12,8 @@
 
 #include "ir/error.h"
 #include "models/config/training_table.h"
+#include "models/low_res.h"
+#include "models/run/data.h"
 #include "models/sample.h"
 #include "models/training_step.h"
 #include "runtime/atomic_file.h"
@@ -278,9 +280,11 @@ void Trainer::draw_samples(const InterruptGuard& interrupt) {
   std::vector<float> parameters(static_cast<size_t>(layout_.size()));
   const bool averaged = !config_.training.optimizer.ema_decays.empty();
   executor_->read_state(averaged ? "ema" : "params", std::as_writable_bytes(std::span(parameters)));
-  const auto images = sampler_->draw(
-      {parameters, config_.run.seed, image_numbers(0, kGridImages), every_class(config_.unet, config_.diffusion)},
-      [&](int64_t, int64_t) { return interrupt.signal() == 0 && !out_of_time(); });
+  std::vector<uint8_t> low_res;
+  if (takes_low_res(config_.unet)) low_res = low_res_of(loader_.images(), config_.unet, kGridImages);
+  const auto images = sampler_->draw({parameters, config_.run.seed, image_numbers(0, kGridImages),
+                                      every_class(config_.unet, config_.diffusion), low_res},
+                                     [&](int64_t, int64_t) { return interrupt.signal() == 0 && !out_of_time(); });
   if (images.empty()) return;
   const fs::path path = options_.out / "samples" / fmt::format("step_{:06}.png", step_);
   std::error_code error;

@@ -23,6 +23,7 @@ class Inference {
     c.middle_attention = has("middle_block.1.qkv.weight");
     unknown.insert({"image_height", "image_width", "groups", "norm_eps", "dropout", "max_period", "freq_shift",
                     "cosines_first", "downsample_padding"});
+    if (c.conditioning_channels > 0) unknown.insert("low_res_factor");
     if (c.middle_attention || !c.attention_resolutions.empty()) {
       unknown.insert({"num_heads", "num_head_channels", "qkv_order"});
     }

@@ -4,80 +4,16 @@
 
 #include <array>
 #include <cmath>
-#include <fstream>
 #include <system_error>
 
 #include "ir/error.h"
+#include "models/weights/json_keys.h"
 
 namespace difuse::models {
 
 namespace fs = std::filesystem;
-using nlohmann::json;
 
 namespace {
-
-json read_object(const fs::path& path) {
-  std::ifstream stream(path, std::ios::binary);
-  if (!stream) throw Error(fmt::format("'{}' cannot be read", path.string()), "copy the whole folder");
-  json parsed = json::parse(stream, nullptr, /*allow_exceptions=*/false);
-  if (!parsed.is_object()) {
-    throw Error(fmt::format("'{}' is not a JSON object", path.string()), "copy or download the file again");
-  }
-  return parsed;
-}
-
-/// A JSON object whose values are asked for by their kind.
-class Keys {
- public:
-  Keys(fs::path path, const json& object) : path_(std::move(path)), object_(object) {}
-
-  [[noreturn]] void refuse(const std::string& key, std::string_view what) const {
-    const auto found = object_.find(key);
-    throw Error(fmt::format("'{}': \"{}\": {} {}", path_.string(), key,
-                            found == object_.end() ? "(left out)" : found->dump(), what),
-                "this model cannot be expressed here");
-  }
-
-  bool is_null(const std::string& key) const { return !object_.contains(key) || object_[key].is_null(); }
-  /// The value, or `fallback` where it is left out or null.
-  template <class T>
-  T get(const std::string& key, T fallback) const {
-    if (is_null(key)) return fallback;
-    const json& value = object_[key];
-    bool fits = false;
-    if constexpr (std::is_same_v<T, bool>) {
-      fits = value.is_boolean();
-    } else if constexpr (std::is_same_v<T, int64_t>) {
-      fits = value.is_number_integer() && !(value.is_number_unsigned() && value.get<uint64_t>() > kMost) &&
-             value.get<int64_t>() >= 0 && value.get<int64_t>() <= static_cast<int64_t>(kMost);
-    } else if constexpr (std::is_same_v<T, double>) {
-      fits = value.is_number();
-    } else if constexpr (std::is_same_v<T, std::string>) {
-      fits = value.is_string();
-    } else {
-      fits = value.is_array() && value.size() <= 64;
-      for (const json& element : value) {
-        if constexpr (std::is_same_v<T, std::vector<std::string>>) {
-          fits = fits && element.is_string();
-        } else {
-          fits = fits && element.is_number_integer();
-        }
-      }
-    }
-    if (!fits) refuse(key, "is of the wrong kind");
-    return value.get<T>();
-  }
-  template <class T>
-  void require(const std::string& key, const T& only) const {
-    if (get<T>(key, only) != only) refuse(key, fmt::format("is not supported, only {} is", json(only).dump()));
-  }
-
- private:
-  static constexpr uint64_t kMost = uint64_t{1} << 40;
-
-  fs::path path_;
-  const json& object_;
-};
 
 struct BlockType {
   std::string_view name;
@@ -91,7 +27,7 @@ constexpr std::array kUp = {BlockType{"UpBlock2D", false, false}, BlockType{"Att
                             BlockType{"ResnetUpsampleBlock2D", false, true}};
 
 template <size_t N>
-const BlockType& block_type(const Keys& keys, const std::string& key, const std::array<BlockType, N>& rows,
+const BlockType& block_type(const JsonKeys& keys, const std::string& key, const std::array<BlockType, N>& rows,
                             std::string name) {
   if (name.starts_with("UNetRes")) name.erase(0, 7);  // As the first versions called them.
   for (const BlockType& row : rows) {
@@ -100,7 +36,7 @@ const BlockType& block_type(const Keys& keys, const std::string& key, const std:
   keys.refuse(key, fmt::format("has '{}', which is not supported", name));
 }
 
-Resampling resampling_of(const Keys& keys, const std::string& key, const BlockType& block) {
+Resampling resampling_of(const JsonKeys& keys, const std::string& key, const BlockType& block) {
   if (block.residual) return Resampling::residual;
   if (!block.attention) return Resampling::convolution;
   const std::string type = keys.get<std::string>(key, "conv");
@@ -115,7 +51,7 @@ double multiplier(int64_t width, int64_t base) {
   return value;
 }
 
-void read_blocks(const Keys& keys, UNetConfig& config) {
+void read_blocks(const JsonKeys& keys, UNetConfig& config) {
   const auto widths = keys.get<std::vector<int64_t>>("block_out_channels", {224, 448, 672, 896});
   const auto down = keys.get<std::vector<std::string>>(
       "down_block_types", {"DownBlock2D", "AttnDownBlock2D", "AttnDownBlock2D", "AttnDownBlock2D"});
@@ -141,12 +77,12 @@ void read_blocks(const Keys& keys, UNetConfig& config) {
   if (config.decoder_attention_resolutions == config.attention_resolutions) config.decoder_attention_resolutions = {0};
 }
 
-void read_size(const Keys& keys, const json& object, UNetConfig& config, std::set<std::string>& unknown) {
+void read_size(const JsonKeys& keys, UNetConfig& config, std::set<std::string>& unknown) {
   if (keys.is_null("sample_size")) {
     unknown.insert({"image_height", "image_width"});
     return;
   }
-  if (object["sample_size"].is_array()) {
+  if (keys.is_array("sample_size")) {
     const auto size = keys.get<std::vector<int64_t>>("sample_size", {});
     if (size.size() != 2) keys.refuse("sample_size", "is no size");
     config.image_height = size[0], config.image_width = size[1];
@@ -167,8 +103,7 @@ fs::path find_diffusers_folder(const fs::path& path) {
 
 UNetConfig read_diffusers_config(const fs::path& folder, const FileTensors& tensors, std::set<std::string>& unknown) {
   const fs::path path = folder / "config.json";
-  const json object = read_object(path);
-  const Keys keys(path, object);
+  const JsonKeys keys(path);
   keys.require<std::string>("_class_name", "UNet2DModel");
   keys.require<bool>("center_input_sample", false);
   keys.require<bool>("attention_legacy_order", false);
@@ -180,7 +115,7 @@ UNetConfig read_diffusers_config(const fs::path& folder, const FileTensors& tens
   if (!keys.is_null("class_embed_type")) keys.refuse("class_embed_type", "is not supported, only null is");
 
   UNetConfig config;
-  read_size(keys, object, config, unknown);
+  read_size(keys, config, unknown);
   config.image_channels = keys.get<int64_t>("in_channels", 3);
   const int64_t out = keys.get<int64_t>("out_channels", 3);
   config.learn_sigma = out == 2 * config.image_channels;
@@ -188,6 +123,7 @@ UNetConfig read_diffusers_config(const fs::path& folder, const FileTensors& tens
     config.conditioning_channels = config.image_channels - out;
     config.image_channels = out;
     config.learn_sigma = false;
+    unknown.insert("low_res_factor");
   }
   if (config.out_channels() != out) keys.refuse("out_channels", "is neither the images' channels nor twice them");
   read_blocks(keys, config);
@@ -202,7 +138,7 @@ UNetConfig read_diffusers_config(const fs::path& folder, const FileTensors& tens
   config.middle_attention = keys.get<bool>("add_attention", true);
   config.qkv_order = ir::QkvOrder::qkv_first;
   // Left out it is 8, null is one head.
-  config.num_head_channels = object.contains("attention_head_dim") ? keys.get<int64_t>("attention_head_dim", 0) : 8;
+  config.num_head_channels = keys.contains("attention_head_dim") ? keys.get<int64_t>("attention_head_dim", 0) : 8;
   const std::string shift = keys.get<std::string>("resnet_time_scale_shift", "default");
   if (shift != "default" && shift != "scale_shift") keys.refuse("resnet_time_scale_shift", "is not supported");
   config.use_scale_shift_norm = shift == "scale_shift";
@@ -219,28 +155,6 @@ UNetConfig read_diffusers_config(const fs::path& folder, const FileTensors& tens
   return config;
 }
 
-DiffusionConfig read_diffusers_schedule(const fs::path& folder) {
-  const fs::path path = folder.parent_path() / "scheduler" / "scheduler_config.json";
-  std::error_code ignored;
-  DiffusionConfig config;
-  if (folder.filename() != "unet" || !fs::exists(path, ignored)) return config;
-  const json object = read_object(path);
-  const Keys keys(path, object);
-  keys.require<std::string>("prediction_type", "epsilon");
-  const std::string schedule = keys.get<std::string>("beta_schedule", "linear");
-  if (schedule == "linear") {
-    keys.require<double>("beta_start", 1e-4);
-    keys.require<double>("beta_end", 0.02);
-    keys.require<int64_t>("num_train_timesteps", 1000);
-  } else if (schedule == "squaredcos_cap_v2") {
-    config.schedule = NoiseSchedule::cosine;
-    config.timesteps = keys.get<int64_t>("num_train_timesteps", 1000);
-  } else {
-    keys.refuse("beta_schedule", "is not supported, only \"linear\" and \"squaredcos_cap_v2\" are");
-  }
-  return config;
-}
-
 nlohmann::ordered_json diffusers_config(const UNetConfig& c) {
   const auto refuse = [](const std::string& what) {
     throw Error(fmt::format("diffusers' UNet2DModel has no {}", what),
@@ -248,6 +162,7 @@ nlohmann::ordered_json diffusers_config(const UNetConfig& c) {
                 ExitCode::wrong_usage);
   };
   if (c.family != UNetFamily::residual) refuse("model of the family 'strided'");
+  if (c.learn_sigma && c.conditioning_channels > 0) refuse("learned variance beside a second image");
   if (c.width(0) != c.model_channels) refuse("time embedding of another width than the first level's");
   if (c.max_period != 10000) refuse(fmt::format("max_period of {}", c.max_period));
   if (c.freq_shift != std::floor(c.freq_shift)) refuse(fmt::format("freq_shift of {}", c.freq_shift));

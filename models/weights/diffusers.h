@@ -10,7 +10,6 @@
 #include <string_view>
 #include <vector>
 
-#include "models/diffusion/ddpm.h"
 #include "models/unet_config.h"
 #include "models/weights/tensor_file.h"
 
@@ -24,10 +23,6 @@ std::filesystem::path find_diffusers_folder(const std::filesystem::path& path);
 /// Error naming the key whose value has no counterpart here.
 UNetConfig read_diffusers_config(const std::filesystem::path& folder, const FileTensors& tensors,
                                  std::set<std::string>& unknown);
-
-/// The noise schedule of a pipeline's scheduler; the default where the folder is no pipeline's. Error naming the key
-/// whose value has no counterpart here.
-DiffusionConfig read_diffusers_schedule(const std::filesystem::path& folder);
 
 /// config.json for a model. Error (wrong usage) naming the field that UNet2DModel cannot have.
 nlohmann::ordered_json diffusers_config(const UNetConfig& config);

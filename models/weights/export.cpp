@@ -8,6 +8,7 @@
 
 #include "ir/error.h"
 #include "models/weights/diffusers.h"
+#include "models/weights/diffusers_schedule.h"
 #include "models/weights/tensor_layout.h"
 #include "runtime/atomic_file.h"
 #include "runtime/safetensors.h"
@@ -40,6 +41,7 @@ void export_difuse(const fs::path& to, RunConfig config, const ParameterLayout& 
 void export_diffusers(const fs::path& to, const RunConfig& config, const ParameterLayout& layout,
                       std::span<const float> flat) {
   const std::string description = diffusers_config(config.unet).dump(2) + "\n";
+  const std::string schedule = diffusers_schedule(config.diffusion, config.unet.learn_sigma).dump(2) + "\n";
   Tensors tensors;
   for (size_t i = layout.specs().size(); i-- > 0;) {
     const ParameterSpec& spec = layout.specs()[i];
@@ -64,9 +66,12 @@ void export_diffusers(const fs::path& to, const RunConfig& config, const Paramet
   fs::create_directories(to, error);
   if (error) throw runtime::write_error(to, error.value());
   runtime::write_safetensors(to / "diffusion_pytorch_model.safetensors", {{"format", "pt"}}, tensors.entries);
-  runtime::AtomicFile file(to / "config.json");
-  file.write(description);
-  file.commit();
+  for (const auto& [name, text] :
+       {std::pair{"scheduler_config.json", &schedule}, std::pair{"config.json", &description}}) {
+    runtime::AtomicFile file(to / name);
+    file.write(*text);
+    file.commit();
+  }
 }
 
 void export_safetensors(const fs::path& to, const ParameterLayout& layout, std::span<const float> flat) {

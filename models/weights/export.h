@@ -11,7 +11,7 @@ namespace difuse::models {
 
 enum class WeightsFormat : uint8_t {
   difuse,       ///< A checkpoint without a training state: sample and train --init take it, --resume does not.
-  diffusers,    ///< A folder of diffusers' UNet2DModel.
+  diffusers,    ///< A folder of diffusers' UNet2DModel and its scheduler_config.json.
   safetensors,  ///< One file with guided-diffusion's names and PyTorch's order of axes.
 };
 

@@ -141,10 +141,9 @@ RunConfig run_config(std::string name, const UNetConfig& unet, const DiffusionCo
 RunConfig settle_foreign_config(const fs::path& path, const ForeignConfig& described, const WeightsOptions& options) {
   const std::string file_name = path.filename().empty() ? path.parent_path().filename() : path.filename();
   Said said = said_by(options);
-  if (!said.base && !options.config && !described.unknown.empty()) {
+  if (const std::vector<std::string> open = essential(described); !said.base && !options.config && !open.empty()) {
     said.base = matching_preset(path, described);
     if (!said.base) {
-      const std::vector<std::string> open = essential(described);
       wrong_usage(fmt::format("'{}' does not say all of its model, and no preset has its shapes; open are {}",
                               path.string(), fmt::join(open, ", ")),
                   "give --model PRESET, or --config FILE with these keys in its table [model]");
@@ -165,8 +164,8 @@ RunConfig settle_foreign_config(const fs::path& path, const ForeignConfig& descr
                                  : "give --config FILE with these keys in its table [model]");
     }
   }
-  const DiffusionConfig diffusion = apply(
-      said.base && !described.unknown.empty() ? said.base->diffusion : described.diffusion, "diffusion", said, keys);
+  const DiffusionConfig known = said.base ? said.base->diffusion : DiffusionConfig();
+  const DiffusionConfig diffusion = apply(described.diffusion.value_or(known), "diffusion", said, keys);
   check(unet);
   check(diffusion);
   return run_config(said.base ? said.base->name : file_name, unet, diffusion,

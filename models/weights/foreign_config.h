@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <set>
 #include <string>
 
@@ -14,13 +15,14 @@ struct WeightsOptions;
 /// What a file says of its model.
 struct ForeignConfig {
   UNetConfig unet;
-  DiffusionConfig diffusion;
-  std::set<std::string> unknown;  ///< Fields of `unet` that it leaves open.
-  std::string kind;               ///< "weights of unet.cu"
+  std::optional<DiffusionConfig> diffusion;  ///< Where it says that too.
+  std::set<std::string> unknown;             ///< Fields of `unet` that it leaves open.
+  std::string kind;                          ///< "weights of unet.cu"
 };
 
-/// The fields that are open come from the preset or file of the options; without these, from the preset that agrees
-/// with all others. Errors (wrong usage): the options contradict the file; no preset agrees, or several that differ.
+/// The fields that are open, and the process where it is, come from the preset or file of the options; without these,
+/// from the preset that agrees with all others, if fields are open that decide an output. Errors (wrong usage): the
+/// options contradict the file; no preset agrees, or several that differ.
 RunConfig settle_foreign_config(const std::filesystem::path& path, const ForeignConfig& described,
                                 const WeightsOptions& options);
 

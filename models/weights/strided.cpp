@@ -37,6 +37,7 @@ UNetConfig infer_strided_config(const FileTensors& tensors, std::set<std::string
   unknown.insert({"image_height", "image_width", "groups", "norm_eps", "max_period", "freq_shift", "cosines_first",
                   "downsample_padding", "num_heads", "num_head_channels", "qkv_order", "middle_attention",
                   "middle_attention_norm", "conv_resample"});
+  if (c.conditioning_channels > 0) unknown.insert("low_res_factor");
   return c;
 }
 

@@ -14,6 +14,7 @@
 #include "models/unet.h"
 #include "models/weights/adm.h"
 #include "models/weights/diffusers.h"
+#include "models/weights/diffusers_schedule.h"
 #include "models/weights/foreign_config.h"
 #include "models/weights/mismatch.h"
 #include "models/weights/strided.h"
@@ -86,18 +87,24 @@ TrainedModel TrainedModel::open(const fs::path& path, std::string_view flag, con
 
 void TrainedModel::open_foreign(const WeightsOptions& options) {
   ForeignConfig described;
+  std::vector<std::string> schedule_notes;
   const FileKind kind = kind_of_file(path_);
   const fs::path folder = find_diffusers_folder(path_);
   if (!folder.empty()) {
     dialect_ = Dialect::diffusers;
     file_ = std::make_unique<TensorFile>(TensorFile::open_folder(folder));
     described.unet = read_diffusers_config(folder, tensors(), described.unknown);
-    described.diffusion = read_diffusers_schedule(folder);
+    if (const fs::path schedule = find_diffusers_schedule(folder); !schedule.empty()) {
+      DiffusersSchedule read = read_diffusers_schedule(schedule);
+      described.diffusion = read.diffusion;
+      schedule_notes = std::move(read.notes);
+    }
     described.kind = "a UNet2DModel of diffusers";
   } else if (kind == FileKind::unet_cu_weights) {
     dialect_ = Dialect::unet_cu;
     bin_ = std::make_unique<UnetCuWeights>(path_);
     described.unet = bin_->config();
+    described.diffusion = DiffusionConfig();
     described.kind = "weights of unet.cu";
   } else if (kind == FileKind::unet_cu_data) {
     throw Error(fmt::format("'{}' holds images of unet.cu, not weights", path_.string()), "give it to --data",
@@ -133,6 +140,7 @@ void TrainedModel::open_foreign(const WeightsOptions& options) {
   }
   config_ = settle_foreign_config(path_, described, options);
   notes_.push_back(fmt::format("'{}': {}, taken for {}", path_.string(), described.kind, config_.run.model));
+  notes_.insert(notes_.end(), schedule_notes.begin(), schedule_notes.end());
 }
 
 std::vector<std::string> TrainedModel::weight_names() const {

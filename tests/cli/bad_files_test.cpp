@@ -27,7 +27,7 @@ class BadData : public testing::Test {
   TempFolder folder_;
 };
 
-TEST_F(BadData, Missing) { refused(folder_ / "nothing", 2, {"does not exist"}); }
+TEST_F(BadData, Missing) { refused(folder_ / "nothing", 2, {"--data '", "does not exist"}); }
 
 TEST_F(BadData, EmptyFolder) {
   fs::create_directory(folder_ / "empty");

@@ -1,6 +1,9 @@
 // Weights of other programs with the real binary: converted, drawn from, trained on.
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cstdint>
+
 #include "runtime/png.h"
 #include "tests/cli/failure.h"
 #include "tests/cli/process.h"
@@ -62,6 +65,35 @@ TEST_F(Convert, TrainingBeginsWithTheWeights) {
   EXPECT_EQ(draw(folder_ / "b"), direct);
   run({"train", "--data", (folder_ / "images").string(), "--out", (folder_ / "a").string(), "--resume", "--steps", "2",
        "--data-cache", (folder_ / "cache").string()});
+}
+
+TEST_F(Convert, WeightsOfOneProcessBeginATrainingOfAnother) {
+  // v prediction on a schedule of latent diffusion, which EDM has not.
+  const std::string from = (kWeights / "diffusers_ddpm").string(), out = (folder_ / "run").string();
+  EXPECT_CONTAINS(run({"inspect", from, "--toml"}).out, "schedule = \"scaled_linear\"");
+  write_images(folder_ / "images", 8, 8, 12);
+  run({"train", "--data", (folder_ / "images").string(), "--init", from, "--process", "edm", "--out", out, "--steps",
+       "1", "--batch", "4", "--sample-every", "0", "--data-cache", (folder_ / "cache").string()});
+  const std::string shown = run({"inspect", out, "--toml"}).out;
+  EXPECT_CONTAINS(shown, "process = \"edm\"");
+  EXPECT_CONTAINS(shown, "prediction = \"eps\"");
+  draw(out);
+}
+
+TEST_F(Convert, TrainingReadsImagesOfUnetCu) {
+  std::array<int32_t, 256> header = {20240620, 12, 1, 8, 8};
+  std::array<float, 12 * 64> pixels{};
+  for (size_t i = 0; i < pixels.size(); ++i) pixels[i] = static_cast<float>(i % 65) / 32 - 1;
+  const fs::path data = folder_ / "images.bin";
+  write_file(data, std::string(reinterpret_cast<const char*>(header.data()), sizeof header) +
+                       std::string(reinterpret_cast<const char*>(pixels.data()), sizeof pixels));
+  const Outcome outcome = run(train_words(data, folder_ / "run", {"--steps", "2"}));
+  EXPECT_CONTAINS(outcome.out, "12 images of 8x8x1 from " + data.string() + " (unet.cu), no labels");
+  EXPECT_CONTAINS(run({"inspect", data.string()}).out, "12 images of 8x8x1");
+  header[1] = 13;
+  write_file(data, std::string(reinterpret_cast<const char*>(header.data()), sizeof header));
+  expect_refused(difuse(train_words(data, folder_ / "none", {"--steps", "2"})), 1, {"--data '", "is truncated"});
+  EXPECT_FALSE(fs::exists(folder_ / "none"));
 }
 
 TEST_F(Convert, TensorsThatDoNotFitAreListed) {

@@ -114,6 +114,7 @@ TEST_F(Diffusion, RefusesWhatHasNoMeaning) {
   refused({"--sampler", "dpm++2m", "--churn", "3"}, {"--churn", "--sampler dpm++2m", "heun"});
   refused({"--churn-max", "3"}, {"--churn-max", "--churn"});
   refused({"--sampler", "ddpm", "--eta", "1"}, {"--eta", "--sampler ddim"});
+  refused({"--variance", "large"}, {"--variance", "--sampler heun"});
   refused({"--percentile", "0.9"}, {"--percentile", "--clip dynamic"});
   refused({"--spacing", "linear", "--rho", "5"}, {"--rho", "--spacing linear"});
   refused({"--sigma-min", "100"}, {"80 down to 100"});

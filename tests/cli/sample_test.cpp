@@ -79,6 +79,12 @@ TEST_F(Sample, WeightsAreAveragedUnlessAskedOtherwise) {
   EXPECT_NE(draw({"--n", "4", "--steps", "5", "--weights", "raw"}).pixels, plain);
 }
 
+TEST_F(Sample, TheVarianceOfAStep) {
+  const auto small = draw({"--n", "2", "--steps", "5", "--variance", "small"}).pixels;
+  EXPECT_EQ(draw({"--n", "2", "--steps", "5"}).pixels, small);
+  EXPECT_NE(draw({"--n", "2", "--steps", "5", "--variance", "large"}).pixels, small);
+}
+
 TEST_F(Sample, RefusesWhatTheCheckpointCannotDo) {
   const std::string out = (folder_ / "none.png").string(), from = run().string();
   expect_refused(difuse({"sample", "--checkpoint", from, "--out", out, "--steps", "1001"}), 2,

@@ -25,6 +25,22 @@ CpuRun run(const StepCase& step, int threads, const runtime::CompileSettings& se
   return testing::run(*executor, step.inputs, step.states, steps);
 }
 
+/// tiny, trained to enlarge images.
+UNetConfig enlarging() {
+  UNetConfig unet = find_preset("tiny").unet;
+  unet.conditioning_channels = unet.image_channels;
+  unet.low_res_factor = 4;
+  unet.learn_sigma = true;
+  return unet;
+}
+
+TEST(CpuEnlargingStep, AgreesWithTheReference) {
+  TrainingConfig training;
+  training.batch = 5;
+  training.optimizer.ema_decays = {0.99};
+  expect_cpu_agrees(mid_training_step(enlarging(), {NoiseSchedule::cosine, 1000}, training), 1e-5);
+}
+
 class CpuStep : public ::testing::TestWithParam<std::pair<const char*, int64_t>> {};
 
 TEST_P(CpuStep, AgreesWithTheReference) {

@@ -142,12 +142,12 @@ TEST(GpuSampler, AnImageDependsNeitherOnItsBatchNorOnTheRun) {
       Sampler sampler(preset.unet, preset.diffusion, config, {}, {gpu, precision});
       return sampler.draw({parameters, 5, image_numbers(first, count), {}});
     };
-    const auto five = draw(5, 0, 5), by_two = draw(2, 0, 5), last = draw(1, 4, 1);
-    ASSERT_EQ(five.size(), 5u);
-    ASSERT_EQ(by_two.size(), 5u);
-    for (size_t i = 0; i < five.size(); ++i) EXPECT_EQ(five[i].pixels, by_two[i].pixels) << i;
-    EXPECT_EQ(last[0].pixels, five[4].pixels);
-    EXPECT_NE(five[0].pixels, five[1].pixels);
+    const auto all = draw(64, 0, 64), sevens = draw(7, 0, 64), last = draw(1, 63, 1);
+    ASSERT_EQ(all.size(), 64u);
+    ASSERT_EQ(sevens.size(), 64u);
+    for (size_t i = 0; i < all.size(); ++i) EXPECT_EQ(all[i].pixels, sevens[i].pixels) << i;
+    EXPECT_EQ(last[0].pixels, all[63].pixels);
+    EXPECT_NE(all[0].pixels, all[1].pixels);
   }
 }
 

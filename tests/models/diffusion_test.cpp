@@ -31,6 +31,22 @@ TEST(Ddpm, LinearSchedule) {
   EXPECT_DOUBLE_EQ(betas({NoiseSchedule::linear, 100}).back(), 0.2);
 }
 
+TEST(Ddpm, EndsOfTheLinearSchedules) {
+  DiffusionConfig config{NoiseSchedule::scaled_linear, 500};
+  config.beta_start = 0.00085, config.beta_end = 0.012;
+  const std::vector<double> beta = betas(config);
+  EXPECT_DOUBLE_EQ(beta.front(), 2 * 0.00085);
+  EXPECT_DOUBLE_EQ(beta.back(), 2 * 0.012);
+  const double root = std::sqrt(0.00085) + (std::sqrt(0.012) - std::sqrt(0.00085)) * 100 / 499;
+  EXPECT_NEAR(beta[100], 2 * root * root, 1e-15);
+  config.schedule = NoiseSchedule::linear;
+  EXPECT_NEAR(betas(config)[100], 2 * (0.00085 + 0.01115 * 100 / 499), 1e-15);
+  config.timesteps = 12;
+  EXPECT_CONTAINS(test::error_of([&] { check(config); }), "choose 13 to");
+  config.beta_start = 0.1;
+  EXPECT_CONTAINS(test::error_of([&] { check(config); }), "beta from 0.1 to 0.012");
+}
+
 TEST(Ddpm, CosineSchedule) {
   const std::vector<double> beta = betas(kCosine), bar = alpha_bars(kCosine);
   auto f = [](double s) { return std::pow(std::cos((s + 0.008) / 1.008 * std::numbers::pi / 2), 2); };

@@ -87,7 +87,6 @@ class TrainingStep : public ::testing::Test {
 
 TEST_F(TrainingStep, IsAVerifiedGraphForEveryPreset) {
   for (const Preset& preset : presets()) {
-    if (preset.unet.conditioning_channels > 0) continue;
     TrainingConfig training = preset.training;
     training.batch = 2;
     const ir::Graph g = build_training_step(preset.unet, preset.diffusion, training);

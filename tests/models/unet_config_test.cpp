@@ -93,10 +93,15 @@ TEST(UNetConfig, FieldsOfOtherFamilies) {
             "");
 }
 
-TEST(UNetConfig, AModelWithASecondImageNeedsOne) {
+TEST(UNetConfig, LowResolutionImagesThatDoNotFit) {
   UNetConfig config = find_preset("tiny").unet;
-  config.conditioning_channels = 1;
-  EXPECT_CONTAINS(error_of([&] { build_training_step(config, {}, {}); }), "1 channels of a second image");
+  config.conditioning_channels = 2;
+  EXPECT_CONTAINS(error_of([&] { build_training_step(config, {}, {}); }), "second image has 2 channels");
+  EXPECT_CONTAINS(error_of([&] { build_forward(config, 1); }), "second image has 2 channels");
+  EXPECT_EQ(refusal([](UNetConfig& c) { c.conditioning_channels = 1, c.low_res_factor = 8; }),
+            "the image height 28 is not 8 times that of a low-resolution image | choose a height that low_res_factor "
+            "divides, such as 32");
+  EXPECT_CONTAINS(refusal([](UNetConfig& c) { c.low_res_factor = 1; }), "low_res_factor is 1");
 }
 
 TEST(UNetConfig, NothingIsBuiltFromARefusedConfiguration) {

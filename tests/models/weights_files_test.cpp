@@ -12,8 +12,10 @@
 
 #include "ir/error.h"
 #include "models/config/config_json.h"
+#include "models/diffusion/ddpm.h"
 #include "models/weights/adm.h"
 #include "models/weights/diffusers.h"
+#include "models/weights/diffusers_schedule.h"
 #include "models/weights/trained_model.h"
 #include "models/weights/unpickle.h"
 #include "models/weights/zip_archive.h"
@@ -252,6 +254,49 @@ TEST_F(WeightsFiles, DiffusersKeysThatHaveNoCounterpart) {
   EXPECT_CONTAINS(refused("down_block_types", R"(["DownBlock2D"])"), "has not 4 entries");
   EXPECT_CONTAINS(refused("block_out_channels", "[8, -8, 8, 8]"), "is no list of widths");
   EXPECT_CONTAINS(refused("layers_per_block", "1e30"), "is of the wrong kind");
+}
+
+TEST_F(WeightsFiles, SchedulersOfDiffusers) {
+  const auto read = [&](std::string_view text) {
+    return read_diffusers_schedule(write("scheduler_config.json", fmt::format("{{{}}}", text)));
+  };
+  const auto refused = [&](std::string_view text) { return error_of([&] { read(text); }); };
+  EXPECT_EQ(read("").diffusion, DiffusionConfig());
+  const DiffusersSchedule latent = read(
+      R"("_class_name": "PNDMScheduler", "beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012,
+         "prediction_type": "v_prediction", "clip_sample": false)");
+  EXPECT_EQ(latent.diffusion.schedule, NoiseSchedule::scaled_linear);
+  EXPECT_EQ(latent.diffusion.prediction, Prediction::v);
+  EXPECT_EQ(latent.diffusion.beta_start, 0.00085);
+  ASSERT_EQ(latent.notes.size(), 1u);
+  EXPECT_CONTAINS(latent.notes[0], "--clip none");
+  // Betas are as they stand there, whatever the number of timesteps.
+  EXPECT_NEAR(betas(read(R"("num_train_timesteps": 250)").diffusion).back(), 0.02, 1e-15);
+  EXPECT_EQ(read(R"("beta_schedule": "squaredcos_cap_v2", "prediction_type": "sample")").diffusion.prediction,
+            Prediction::x0);
+  const DiffusionConfig edm = read(R"("_class_name": "EDMEulerScheduler", "sigma_data": 0.4)").diffusion;
+  EXPECT_EQ(edm.process, Process::edm);
+  EXPECT_EQ(edm.sigma_data, 0.4);
+  EXPECT_CONTAINS(refused(R"("_class_name": "FlowMatchEulerDiscreteScheduler")"), "\"_class_name\": \"FlowMatch");
+  EXPECT_CONTAINS(refused(R"("beta_schedule": "sigmoid")"), "\"beta_schedule\": \"sigmoid\" is not supported");
+  EXPECT_CONTAINS(refused(R"("prediction_type": "flow")"), "\"prediction_type\": \"flow\" is not supported");
+  EXPECT_CONTAINS(refused(R"("trained_betas": [0.1])"), "trained_betas");
+  EXPECT_CONTAINS(refused(R"("rescale_betas_zero_snr": true)"), "rescale_betas_zero_snr");
+  EXPECT_CONTAINS(refused(R"("beta_end": 2)"), "beta from");
+  EXPECT_CONTAINS(refused(R"("num_train_timesteps": -1)"), "is of the wrong kind");
+}
+
+TEST_F(WeightsFiles, WrittenSchedulersReadBack) {
+  DiffusionConfig v{NoiseSchedule::cosine, 4000}, latent{NoiseSchedule::scaled_linear, 1000}, edm;
+  v.prediction = Prediction::v;
+  latent.beta_start = 0.00085, latent.beta_end = 0.012, latent.prediction = Prediction::x0;
+  edm.process = Process::edm, edm.sigma_data = 0.3;
+  for (const DiffusionConfig& diffusion : {DiffusionConfig(), v, latent, edm}) {
+    const auto path = write("scheduler_config.json", diffusers_schedule(diffusion, false).dump());
+    EXPECT_EQ(read_diffusers_schedule(path).diffusion, diffusion);
+  }
+  v.rescale_timesteps = true;
+  EXPECT_CONTAINS(error_of([&] { diffusers_schedule(v, false); }), "no rescaled timesteps");
 }
 
 }  // namespace

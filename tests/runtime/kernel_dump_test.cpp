@@ -41,6 +41,17 @@ TEST(KernelDump, PlanningWithDumpWritesEverySourceBesideTheIr) {
   EXPECT_TRUE(fs::exists(folder.path() / "small" / "02_fuse.after.ir"));
 }
 
+TEST(KernelDump, KernelsOfAnEarlierPlanGo) {
+  const test::TempFolder folder;
+  for (const char* name : {"pointwise_0123abcd.cu", "pointwise_0123abcd.cubin"}) test::write_file(folder / name, "old");
+  const std::vector<std::string> others = {"mine.cu", "notes_0123abcd.txt", "mine_0123abcx.cu"};
+  for (const std::string& name : others) test::write_file(folder / name, "mine");
+  const auto plan = plan_cuda(small_graph(), {}, gpu());
+  dump_sources(folder.path(), plan);
+  EXPECT_EQ(folder.entries(), plan.sources.size() + others.size());
+  for (const std::string& name : others) EXPECT_EQ(test::read_file(folder / name), "mine");
+}
+
 TEST(KernelDump, WithoutDumpNothingIsWritten) {
   const test::TempFolder folder;
   const fs::path before = fs::current_path();

@@ -3,7 +3,8 @@
     /usr/bin/python3 tests/golden/weights/generate.py
 
 Needs PyTorch and NumPy (Debian: python3-torch). Each model NAME has `NAME.golden.safetensors` (x, timesteps, label,
-output; all images NHWC) beside NAME.pt and NAME.toml, or the folder NAME/. Outputs are computed in float64.
+output; all images NHWC) beside NAME.pt and NAME.toml, or the folder NAME/, and what trajectories.py makes of it.
+Outputs are computed in float64.
 """
 
 import json
@@ -20,6 +21,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import dialects  # noqa: E402
 import safetensors_file  # noqa: E402
+import trajectories  # noqa: E402
 
 BATCH = 2
 
@@ -35,13 +37,16 @@ def randomize(model, seed):
     return model.eval()
 
 
-def write_golden(name, model, height, width, channels, classes, seed, times=(3.0, 741.0), extra=None):
+def write_golden(name, model, height, width, channels, classes, seed, times=(3.0, 741.0), extra=None, conditioning=0,
+                 scheduler=None):  # fmt: skip
     generator = torch.Generator().manual_seed(seed + 1000)
     x = torch.randn((BATCH, channels, height, width), generator=generator)
     t = torch.tensor(times)
     labels = torch.tensor([0, classes - 1]) if classes else None
     with torch.no_grad():
         out = model.double()(x.double(), t.double(), labels).float()
+    shape = (height, width, channels - conditioning)
+    trajectories.write(HERE, name, model, shape, conditioning, classes, out.shape[1] != shape[2], scheduler)
     model.float()
     tensors = {"x": x.permute(0, 2, 3, 1), "timesteps": t, "output": out.permute(0, 2, 3, 1)}
     arrays = {key: value.contiguous().numpy() for key, value in tensors.items()}
@@ -67,7 +72,8 @@ def adm(name, seed, wrap=lambda state: state, names=(dialects.ADM_NAMES, dialect
     config = {**ADM, **changes}
     model = randomize(dialects.Adm(config, names), seed)
     channels = config["image_channels"] + config["conditioning_channels"]
-    write_golden(name, model, config["image_height"], config["image_width"], channels, config["num_classes"], seed)
+    write_golden(name, model, config["image_height"], config["image_width"], channels, config["num_classes"], seed,
+                 conditioning=config["conditioning_channels"])  # fmt: skip
     torch.save(wrap(model.state_dict()), HERE / f"{name}.pt")
     write_toml(HERE / f"{name}.toml", config)
 
@@ -83,15 +89,20 @@ DIFFUSERS = dict(
 )  # fmt: skip
 
 
-def diffusers(name, seed, shards=1, rename=lambda key: key, folder="", **changes):
+def diffusers(name, seed, shards=1, rename=lambda key: key, folder="", scheduler=None, **changes):
     config = {**DIFFUSERS, **changes}
     model = randomize(dialects.UNet2D(config), seed)
     size = config["sample_size"]
     height, width = size if isinstance(size, list) else (size, size)
-    write_golden(name, model, height, width, config["in_channels"], config["num_class_embeds"], seed)
+    write_golden(name, model, height, width, config["in_channels"], config["num_class_embeds"], seed,
+                 scheduler=scheduler)  # fmt: skip
     target = HERE / name / folder
     target.mkdir(parents=True, exist_ok=True)
     (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    if scheduler:
+        place = target.parent / "scheduler" if folder else target
+        place.mkdir(exist_ok=True)
+        (place / "scheduler_config.json").write_text(json.dumps(scheduler, indent=2) + "\n")
     tensors = {rename(key): value.numpy() for key, value in model.state_dict().items()}
     if shards == 1:
         safetensors_file.write(target / "diffusion_pytorch_model.safetensors", {"format": "pt"}, tensors)
@@ -169,17 +180,19 @@ def main():
     diffusers("diffusers_plain", 11)
     diffusers("diffusers_ddpm", 12, attention_head_dim=None, downsample_padding=0, flip_sin_to_cos=False, freq_shift=1,
               norm_eps=1e-3, block_out_channels=[8, 12], down_block_types=["AttnDownBlock2D", "DownBlock2D"],
-              up_block_types=["UpBlock2D", "AttnUpBlock2D"], layers_per_block=2, sample_size=[8, 12])  # fmt: skip
+              up_block_types=["UpBlock2D", "AttnUpBlock2D"], layers_per_block=2, sample_size=[8, 12],
+              scheduler=dict(_class_name="DDIMScheduler", beta_start=0.00085, beta_end=0.012,
+                             beta_schedule="scaled_linear", num_train_timesteps=400,
+                             prediction_type="v_prediction"))  # fmt: skip
     diffusers("diffusers_resnet", 13, down_block_types=["ResnetDownsampleBlock2D", "AttnDownBlock2D", "DownBlock2D"],
               up_block_types=["UpBlock2D", "AttnUpBlock2D", "ResnetUpsampleBlock2D"], block_out_channels=[8, 8, 12],
               downsample_type="resnet", resnet_time_scale_shift="scale_shift", num_class_embeds=4)  # fmt: skip
     diffusers("diffusers_sharded", 14, shards=3, out_channels=6, add_attention=False)
+    cosine = dict(_class_name="DDPMScheduler", beta_schedule="squaredcos_cap_v2", num_train_timesteps=50,
+                  prediction_type="epsilon")  # fmt: skip
     diffusers("diffusers_one_sided", 15, down_block_types=["DownBlock2D", "DownBlock2D"], attn_norm_num_groups=4,
-              resnet_time_scale_shift="scale_shift", upsample_type="resnet", folder="unet", in_channels=1, out_channels=1)  # fmt: skip
-    schedule = dict(_class_name="DDPMScheduler", beta_schedule="squaredcos_cap_v2", num_train_timesteps=50,
-                    prediction_type="epsilon")  # fmt: skip
-    (HERE / "diffusers_one_sided" / "scheduler").mkdir(exist_ok=True)
-    (HERE / "diffusers_one_sided" / "scheduler" / "scheduler_config.json").write_text(json.dumps(schedule, indent=2) + "\n")
+              resnet_time_scale_shift="scale_shift", upsample_type="resnet", folder="unet", in_channels=1, out_channels=1,
+              scheduler=cosine)  # fmt: skip
 
     old = {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_attn"}
 

@@ -1,0 +1,23 @@
+#include "models/weights/json_keys.h"
+
+#include <fstream>
+
+namespace difuse::models {
+
+JsonKeys::JsonKeys(std::filesystem::path path) : path_(std::move(path)) {
+  std::ifstream stream(path_, std::ios::binary);
+  if (!stream) throw Error(fmt::format("'{}' cannot be read", path_.string()), "copy the whole folder");
+  object_ = nlohmann::json::parse(stream, nullptr, /*allow_exceptions=*/false);
+  if (!object_.is_object()) {
+    throw Error(fmt::format("'{}' is not a JSON object", path_.string()), "copy or download the file again");
+  }
+}
+
+void JsonKeys::refuse(const std::string& key, std::string_view what) const {
+  const auto found = object_.find(key);
+  throw Error(fmt::format("'{}': \"{}\": {} {}", path_.string(), key,
+                          found == object_.end() ? "(left out)" : found->dump(), what),
+              "this model cannot be expressed here");
+}
+
+}  // namespace difuse::models
