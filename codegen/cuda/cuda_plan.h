@@ -87,6 +87,8 @@ struct CudaPlan {
   std::vector<KernelCall> calls;    ///< In stream order.
   int64_t workspace_bytes = 0;      ///< For whichever node runs; nothing lasts in it from one node to the next.
   std::vector<DecidedTile> decided = {};
+  /// What a step has at another batch, for the sources alone: they are compiled with the others.
+  std::vector<KernelCall> prepared = {};
 };
 
 }  // namespace difuse::codegen::cuda

@@ -63,6 +63,8 @@ class Emission {
   virtual Argument workspace(int64_t bytes) = 0;
   /// Launches run in the order of these calls.
   virtual void launch(KernelDraft draft) = 0;
+  /// Adds the kernel of a launch that the spec has at another batch, so that a new batch compiles nothing.
+  virtual void prepare(KernelDraft draft) = 0;
 };
 
 /// Turns one kind of body into launches.

@@ -70,7 +70,7 @@ Argument PlanWriter::workspace(int64_t bytes) {
   return {Argument::Kind::workspace, range.begin};
 }
 
-void PlanWriter::launch(KernelDraft draft) {
+KernelCall PlanWriter::call_of(KernelDraft draft) {
   std::string text = draft.source;
   for (const std::string& option : draft.options) text += '\0' + option;
   const auto [it, fresh] = sources_.try_emplace(std::move(text), static_cast<int>(plan_.sources.size()));
@@ -81,8 +81,20 @@ void PlanWriter::launch(KernelDraft draft) {
     const std::string name = fmt::format("{}_{}", identifier(draft.name), hash.hex().substr(0, 8));
     plan_.sources.push_back({name, filled(draft.source, {{"kernel", name}}), architecture_, draft.options});
   }
-  plan_.calls.push_back({it->second, node_, draft.grid, draft.threads, draft.shared_bytes, std::move(draft.arguments),
-                         std::move(draft.tensor_maps), draft.bytes, draft.flops, draft.choice});
+  return {it->second,
+          node_,
+          draft.grid,
+          draft.threads,
+          draft.shared_bytes,
+          std::move(draft.arguments),
+          std::move(draft.tensor_maps),
+          draft.bytes,
+          draft.flops,
+          draft.choice};
 }
+
+void PlanWriter::launch(KernelDraft draft) { plan_.calls.push_back(call_of(std::move(draft))); }
+
+void PlanWriter::prepare(KernelDraft draft) { plan_.prepared.push_back(call_of(std::move(draft))); }
 
 }  // namespace difuse::codegen::cuda

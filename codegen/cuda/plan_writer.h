@@ -24,8 +24,10 @@ class PlanWriter final : public Emission {
 
   Argument workspace(int64_t bytes) override;
   void launch(KernelDraft draft) override;
+  void prepare(KernelDraft draft) override;
 
  private:
+  KernelCall call_of(KernelDraft draft);
   KernelSpec decided(const KernelSpec& spec, const Emitter& emitter);
 
   CudaPlan& plan_;

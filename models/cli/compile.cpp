@@ -69,12 +69,14 @@ void print_kernels(const codegen::cuda::CudaPlan& plan, const Kernels& kernels) 
 
 void print_sums(const codegen::cuda::CudaPlan& plan) {
   int64_t bytes = 0, flops = 0;
+  std::set<int> different;
   for (const codegen::cuda::KernelCall& call : plan.calls) {
+    different.insert(call.source);
     bytes += call.bytes;
     flops += call.flops;
   }
   const auto text = [](int64_t count) { return format_bytes(static_cast<uint64_t>(count)); };
-  say("kernels: {} ({} different)\n", plan.calls.size(), plan.sources.size());
+  say("kernels: {} ({} different)\n", plan.calls.size(), different.size());
   say("bytes moved: {} ({})\n", text(bytes), format_count(bytes));
   say("operations: {:.3f} GFLOP (a multiply-add counts as two)\n", static_cast<double>(flops) * 1e-9);
   say("arena: {}, of it state {}; without reuse of memory it would be {}\n", text(plan.memory.arena_bytes),

@@ -64,7 +64,8 @@ class Recompute {
     for (int u : readable) {
       auto extra = extra_reads(units_, u, nodes);
       if (!extra) continue;
-      if (slices) extra = 0;
+      // What is sliced is read where it lies. What is repeated is small: a launch less is what counts, at any batch.
+      if (slices || units_.unit(u).shape != graph.type(v).shape) extra = 0;
       able.push_back(u);
       saved -= *extra;
       if (*extra >= 0) continue;

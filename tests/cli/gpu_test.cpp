@@ -283,7 +283,7 @@ TEST_F(GpuCommands, ChecksAndMeasures) {
   }
   const Outcome text = difuse({"bench", "--model", "tiny", "--batch", "8", "--per-kernel"}, environment());
   EXPECT_EQ(text.exit_code, 0) << text.err;
-  for (const char* part : {"roofline, measured: ", "GB/s", "mma.sync bf16", " %", "step: "}) {
+  for (const char* part : {"roofline, measured: ", "GB/s", "TFLOP/s of ", " %", "step: "}) {
     EXPECT_CONTAINS(text.out, part);
   }
   const Outcome json = difuse({"bench", "--model", "tiny", "--batch", "8", "--per-kernel", "--json"}, environment());

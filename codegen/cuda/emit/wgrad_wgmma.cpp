@@ -161,6 +161,18 @@ const int count = of.count;
   return sums;
 }
 
+/// Of what a larger batch launches as well.
+class Preparation : public Emission {
+ public:
+  explicit Preparation(Emission& emission) : emission_(emission) {}
+  Argument workspace(int64_t) override { return Argument::number(0); }
+  void launch(KernelDraft draft) override { prepare(std::move(draft)); }
+  void prepare(KernelDraft draft) override { emission_.prepare(std::move(draft)); }
+
+ private:
+  Emission& emission_;
+};
+
 }  // namespace
 
 bool accepts_wgrad_wgmma(const KernelSpec& spec) {
@@ -195,6 +207,8 @@ void emit_wgrad_wgmma(const KernelSpec& spec, Emission& emission) {
   const WgradTile tile = candidates(w, spec.device).at(spec.tile(0));
   if (is_direct(w, tile, spec.device)) {
     emission.launch(product_kernel(spec, w, tile, Argument::number(0)));
+    Preparation larger_batch(emission);
+    emit_sum(spec, w.value, Argument::number(0), partial_sums(w, tile, spec.device), larger_batch);
     return;
   }
   const Argument partials = emission.workspace(partial_blocks(w, tile, spec.device) * block_sums(w, tile) * 4);

@@ -172,6 +172,7 @@ void LaunchOrder::keep_within_limit() {
 void LaunchOrder::finish() {
   run_group();
   while (!waiting_.empty()) run_waiting(0);
+  joiner_.prepare_both();
   remove_unused_sources(plan_);
 }
 

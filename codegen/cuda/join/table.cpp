@@ -106,12 +106,36 @@ bool Joiner::equal(const KernelCall& a, const KernelCall& b) {
          can_join(a) && can_join(b);
 }
 
+int Joiner::joined_form(int single) {
+  const auto [it, fresh] = sources_.try_emplace(single, static_cast<int>(plan_.sources.size()));
+  if (fresh) plan_.sources.push_back(joined_source(plan_.sources[static_cast<size_t>(single)]));
+  return it->second;
+}
+
+void Joiner::prepare_both() {
+  std::map<int, int> single_forms;
+  for (const auto& [single, joined] : sources_) single_forms.emplace(joined, single);
+  std::map<int, int> launches;  // by the single form
+  for (const auto* calls : {&plan_.calls, &plan_.prepared}) {
+    for (const KernelCall& call : *calls) {
+      if (call.members > 1) {
+        launches[single_forms.at(call.source)] += call.members;
+      } else if (can_join(call)) {
+        ++launches[call.source];
+      }
+    }
+  }
+  for (const auto& [single, count] : launches) {
+    if (count < 2) continue;
+    for (const int source : {single, joined_form(single)})
+      plan_.prepared.push_back({.source = source, .grid = {}, .arguments = {}});
+  }
+}
+
 KernelCall Joiner::joined(const std::vector<const KernelCall*>& members) {
   KernelCall call = *members[0];
   if (members.size() == 1) return call;
-  const auto [it, fresh] = sources_.try_emplace(call.source, static_cast<int>(plan_.sources.size()));
-  if (fresh) plan_.sources.push_back(joined_source(plan_.sources[static_cast<size_t>(call.source)]));
-  call.source = it->second;
+  call.source = joined_form(call.source);
   call.members = static_cast<int>(members.size());
   call.table_bytes = most_members(call.arguments.size()) * row_bytes(call.arguments.size());
   call.grid = {0, call.grid.y, call.members};
@@ -147,7 +171,9 @@ std::vector<KernelCall> Joiner::join(const std::vector<KernelCall>& calls) {
 
 void remove_unused_sources(CudaPlan& plan) {
   std::vector<int> place(plan.sources.size(), -1);
-  for (const KernelCall& call : plan.calls) place[static_cast<size_t>(call.source)] = 0;
+  for (const auto* calls : {&plan.calls, &plan.prepared}) {
+    for (const KernelCall& call : *calls) place[static_cast<size_t>(call.source)] = 0;
+  }
   std::vector<CudaSource> used;
   for (size_t i = 0; i < place.size(); ++i) {
     if (place[i] < 0) continue;
@@ -155,7 +181,9 @@ void remove_unused_sources(CudaPlan& plan) {
     used.push_back(std::move(plan.sources[i]));
   }
   plan.sources = std::move(used);
-  for (KernelCall& call : plan.calls) call.source = place[static_cast<size_t>(call.source)];
+  for (auto* calls : {&plan.calls, &plan.prepared}) {
+    for (KernelCall& call : *calls) call.source = place[static_cast<size_t>(call.source)];
+  }
 }
 
 }  // namespace difuse::codegen::cuda

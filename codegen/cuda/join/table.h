@@ -33,16 +33,20 @@ class Joiner {
   bool can_join(const KernelCall& call);
   /// Whether two launches may be members of one.
   bool equal(const KernelCall& a, const KernelCall& b);
+  /// Prepares both forms, alone and joined, of every kernel that has several launches: how many of them are one depends
+  /// on the batch.
+  void prepare_both();
 
  private:
   KernelCall joined(const std::vector<const KernelCall*>& members);
+  int joined_form(int single);
 
   CudaPlan& plan_;
   std::map<int, int> sources_;    // of the joined kernel, by the single one's
   std::map<int, bool> can_join_;  // by source
 };
 
-/// Takes away the sources that no call uses.
+/// Takes away the sources that no call has and none is prepared for.
 void remove_unused_sources(CudaPlan& plan);
 
 }  // namespace difuse::codegen::cuda

@@ -22,6 +22,7 @@ class Recorder : public Emission {
     return {Argument::Kind::workspace, at};
   }
   void launch(KernelDraft draft) override { drafts.push_back(std::move(draft)); }
+  void prepare(KernelDraft) override {}
 
   int64_t workspace_bytes = 0;
   std::vector<KernelDraft> drafts;

@@ -1,5 +1,8 @@
 #include "codegen/cuda/emit/contraction/sum.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include "codegen/cuda/emit/epilogue.h"
 #include "codegen/cuda/source/device_source.h"
 #include "codegen/cuda/source/extents.h"
@@ -30,7 +33,8 @@ KernelDraft sum_kernel(const KernelSpec& spec, int input, const PartialSums& sum
   headers.insert(headers.end(), sums.headers.begin(), sums.headers.end());
 
   KernelDraft draft;
-  draft.name = spec.name + "_sum";
+  // By what it adds: for several products it is the same kernel, whichever of them comes first at some batch.
+  draft.name = fmt::format("partial_sums_{}", fmt::join(body.type(body.find_input(text(input))).shape, "x"));
   draft.source = device_source(headers) + filled(R"(
 using index_t = $index;
 $declarations
