@@ -23,7 +23,7 @@ constexpr double kLastBits = 32;  // Allowed for a change of one last bit of the
 /// The coarsest float format that a body touches.
 enum class Format : uint8_t { f32, tf32, f16, bf16 };
 
-Format format_of(const ir::Graph& body) {
+Format widest_format(const ir::Graph& body) {
   Format format = Format::f32;
   for (int id = 0; id < body.size(); ++id) {
     const ir::Node& node = body.node(id);
@@ -32,7 +32,7 @@ Format format_of(const ir::Graph& body) {
       if (type.dtype == DType::f16) format = std::max(format, Format::f16);
       if (type.dtype == DType::bf16) format = std::max(format, Format::bf16);
     }
-    if (node.op == ir::Op::fusion) format = std::max(format, format_of(*node.as<ir::FusionAttrs>().body));
+    if (node.op == ir::Op::fusion) format = std::max(format, widest_format(*node.as<ir::FusionAttrs>().body));
   }
   return format;
 }
@@ -168,7 +168,7 @@ class Checker : public NodeObserver {
       check.rule = "integers";
       return check;
     }
-    const Format format = format_of(body_->graph);
+    const Format format = widest_format(body_->graph);
     const double largest = largest_of(want.data);
     check.rule = name_of(format);
     check.tolerance = kF32 + (rounds_inside(body_->graph) ? 2 : 1) * step_of(format, largest);

@@ -68,6 +68,7 @@ struct KernelCall {
   int64_t table_bytes = 0;
   std::vector<int> more_nodes = {};  ///< The nodes of the members after the first.
   bool is_copy = false;              ///< Copies a state, after all nodes; `node` is where the next value comes from.
+  bool is_second_stage = false;      ///< KernelDraft::is_second_stage.
 
   int node_of(int member) const { return member == 0 ? node : more_nodes[static_cast<size_t>(member) - 1]; }
 };
@@ -85,7 +86,7 @@ struct CudaPlan {
   passes::MemoryPlan memory;
   std::vector<CudaSource> sources;  ///< Each distinct kernel once.
   std::vector<KernelCall> calls;    ///< In stream order.
-  int64_t workspace_bytes = 0;      ///< For whichever node runs; nothing lasts in it from one node to the next.
+  int64_t workspace_bytes = 0;      ///< For whichever node runs; what waits (join/order.h) keeps its part.
   std::vector<DecidedTile> decided = {};
   /// What a step has at another batch, for the sources alone: they are compiled with the others.
   std::vector<KernelCall> prepared = {};

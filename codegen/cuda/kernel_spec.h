@@ -53,6 +53,8 @@ struct KernelDraft {
   std::vector<TensorMapSpec> tensor_maps = {};
   int64_t bytes = 0, flops = 0;
   int choice = -1;  ///< Which choice of its emitter is the kernel's tile; -1: none.
+  /// Makes results of what an earlier launch of the spec left in the workspace, which it does not change.
+  bool is_second_stage = false;
 };
 
 /// Collects what an emitter makes of one spec.

@@ -12,7 +12,7 @@
 namespace difuse::codegen::cuda {
 namespace {
 
-constexpr int64_t kAlignment = 256;
+constexpr int64_t kWorkspaceAlignment = 256;
 
 std::string identifier(std::string name) {
   constexpr size_t kLongest = 96;
@@ -58,7 +58,7 @@ void PlanWriter::emit(const KernelSpec& spec, int node, std::vector<WorkspaceRan
 }
 
 Argument PlanWriter::workspace(int64_t bytes) {
-  WorkspaceRange range{0, (bytes + kAlignment - 1) / kAlignment * kAlignment};
+  WorkspaceRange range{0, (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment};
   for (size_t i = 0; i < held_.size(); ++i) {
     if (range.end <= held_[i].begin || held_[i].end <= range.begin) continue;
     range = {held_[i].end, held_[i].end + range.end - range.begin};
@@ -81,16 +81,11 @@ KernelCall PlanWriter::call_of(KernelDraft draft) {
     const std::string name = fmt::format("{}_{}", identifier(draft.name), hash.hex().substr(0, 8));
     plan_.sources.push_back({name, filled(draft.source, {{"kernel", name}}), architecture_, draft.options});
   }
-  return {it->second,
-          node_,
-          draft.grid,
-          draft.threads,
-          draft.shared_bytes,
-          std::move(draft.arguments),
-          std::move(draft.tensor_maps),
-          draft.bytes,
-          draft.flops,
-          draft.choice};
+  KernelCall call{it->second, node_, draft.grid, draft.threads, draft.shared_bytes, std::move(draft.arguments)};
+  call.tensor_maps = std::move(draft.tensor_maps);
+  call.bytes = draft.bytes, call.flops = draft.flops, call.choice = draft.choice;
+  call.is_second_stage = draft.is_second_stage;
+  return call;
 }
 
 void PlanWriter::launch(KernelDraft draft) { plan_.calls.push_back(call_of(std::move(draft))); }

@@ -14,7 +14,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kFormat = 1;
+constexpr int kTableFormat = 1;
 
 [[noreturn]] void wrong(const std::string& what) { throw Error(what); }
 
@@ -107,8 +107,8 @@ std::string print(const TuningFile& file) {
     return json(text).dump(-1, ' ', false, json::error_handler_t::replace);
   };
   std::string text =
-      fmt::format("{{\n\"format\": {},\n\"gpu\": {},\n\"processors\": {},\n\"driver\": {},\n\"decisions\": [", kFormat,
-                  quoted(file.device.gpu), file.device.processors, quoted(file.device.driver));
+      fmt::format("{{\n\"format\": {},\n\"gpu\": {},\n\"processors\": {},\n\"driver\": {},\n\"decisions\": [",
+                  kTableFormat, quoted(file.device.gpu), file.device.processors, quoted(file.device.driver));
   const char* before = "\n";
   for (const auto& [key, decision] : file.table.decisions()) {
     text += fmt::format(
@@ -124,7 +124,7 @@ std::string print(const TuningFile& file) {
 TuningFile parse_tuning_file(std::string_view text) {
   const json object = parse_strictly(text);
   require_members(object, {"format", "gpu", "processors", "driver", "decisions"}, "the file");
-  if (object.at("format") != kFormat) wrong(fmt::format("its format is not {}", kFormat));
+  if (object.at("format") != kTableFormat) wrong(fmt::format("its format is not {}", kTableFormat));
   TuningFile file{{text_of(object, "gpu"), count_of(object, "processors"), text_of(object, "driver")}, {}};
   if (!object.at("decisions").is_array()) wrong("\"decisions\" is not a list");
   for (const json& row : object.at("decisions")) {

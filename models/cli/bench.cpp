@@ -49,30 +49,26 @@ struct Measured {
 };
 
 /// Equal kernels as one row, in the order of their shares.
-struct Row {
+struct TableRow {
   std::string name;
   int64_t calls = 0, bytes = 0, flops = 0;
   double seconds = 0;
 };
 
-std::vector<Row> rows_by_time(const std::vector<runtime::KernelProfile>& kernels) {
-  std::map<std::string, Row> by_name;
+std::vector<TableRow> rows_by_time(const std::vector<runtime::KernelProfile>& kernels) {
+  std::map<std::string, TableRow> by_name;
   for (const runtime::KernelProfile& k : kernels) {
-    Row& row = by_name[k.name];
+    TableRow& row = by_name[k.name];
     row.name = k.name;
     row.calls += 1;
     row.bytes += k.bytes;
     row.flops += k.flops;
     row.seconds += k.median;
   }
-  std::vector<Row> rows;
+  std::vector<TableRow> rows;
   for (auto& [name, row] : by_name) rows.push_back(std::move(row));
-  std::ranges::stable_sort(rows, [](const Row& a, const Row& b) { return a.seconds > b.seconds; });
+  std::ranges::stable_sort(rows, [](const TableRow& a, const TableRow& b) { return a.seconds > b.seconds; });
   return rows;
-}
-
-double seconds_since(std::chrono::steady_clock::time_point begin) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
 void measure(const BenchFlags& flags, const Problem& problem, const Backend& backend, const CommandContext& context,
@@ -112,7 +108,7 @@ void print_kernels(const Measured& measured) {
   }
   say("\n{:>10} {:>7} {:>6} {:>10} {:>9} {:>10} {:>9} {:>9}  {}\n", "us", "share", "calls", "MB", "GB/s", "GFLOP",
       "TFLOP/s", "roofline", "kernel");
-  for (const Row& row : rows_by_time(measured.kernels)) {
+  for (const TableRow& row : rows_by_time(measured.kernels)) {
     const auto bytes = static_cast<double>(row.bytes), flops = static_cast<double>(row.flops);
     const auto rate = [&](double amount) { return row.seconds > 0 ? amount / row.seconds : 0; };
     say("{:>10.1f} {:>5.1f} % {:>6} {:>10.2f} {:>9.0f} {:>10.3f} {:>9.2f} {:>9}  {}\n", row.seconds * 1e6,

@@ -22,7 +22,7 @@ struct VisualizeFlags {
 int run_visualize(VisualizeFlags& flags, const CommandContext& context) {
   using Part = VisualizeOptions::Part;
   constexpr const char* kExample = "difuse visualize --checkpoint runs/a --data images --out pictures";
-  constexpr size_t kMostImages = 64;
+  constexpr size_t kMostColumns = 64;
   if (flags.checkpoint.empty()) missing_flag("visualize", "--checkpoint", kExample);
   if (flags.out.empty()) missing_flag("visualize", "--out", kExample);
   VisualizeOptions& options = flags.options;
@@ -33,7 +33,7 @@ int run_visualize(VisualizeFlags& flags, const CommandContext& context) {
   if (flags.only) {
     options.only = *flags.only == "forward" ? Part::forward : *flags.only == "reverse" ? Part::reverse : Part::samplers;
   }
-  options.images = parse_seeds(flags.seeds.value_or("0-7"), kMostImages);
+  options.images = parse_seeds(flags.seeds.value_or("0-7"), kMostColumns);
   options.seed = flags.seed.value_or(0);
   options.sampler = flags.sampler.choice();
   if (!flags.low_res.empty()) options.low_res = flags.low_res;

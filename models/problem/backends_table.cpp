@@ -14,6 +14,7 @@
 #include "ir/reference.h"
 #include "models/low_res.h"
 #include "models/run/console.h"
+#include "models/run/units.h"
 #include "models/sample.h"
 #include "models/sampler.h"
 #include "models/unet.h"
@@ -24,8 +25,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using ir::DType;
-
-double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
 /// What draws, and how long it takes.
 struct Line {
@@ -137,7 +136,7 @@ double largest_difference(const std::vector<double>& a, const std::vector<double
 /// Says each line as soon as it is known: the first takes longest.
 class Table {
  public:
-  Table(bool json, int64_t images) : json_(json), images_(static_cast<double>(images)) {
+  Table(bool as_json, int64_t images) : json_(as_json), images_(static_cast<double>(images)) {
     if (!json_) say("{:<24} {:>12} {:>12} {:>12} {:>20}\n", "", "seconds", "images/s", "speed", "largest difference");
   }
 

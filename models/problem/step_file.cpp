@@ -21,7 +21,7 @@ using runtime::TensorDType;
 using runtime::TensorEntry;
 
 /// One tensor of the file and where it lies among the bytes of an input, a state or an output.
-struct Part {
+struct InputPart {
   std::string name;
   TensorDType dtype;
   ir::Shape shape;
@@ -34,12 +34,12 @@ class Parts {
     if (!problem.preset.empty()) layout_.emplace(parameter_layout(find_preset(problem.preset).unet));
   }
 
-  std::vector<Part> of(const std::string& name, const ir::Type& type) const {
+  std::vector<InputPart> of(const std::string& name, const ir::Type& type) const {
     const bool packed = layout_ && type.dtype == ir::DType::f32 && type.shape == ir::Shape{layout_->size()};
     if (!packed) {
       return {{name, runtime::to_tensor_dtype(type.dtype), type.shape, 0, static_cast<size_t>(type.bytes())}};
     }
-    std::vector<Part> parts;
+    std::vector<InputPart> parts;
     for (size_t i = 0; i < layout_->specs().size(); ++i) {
       const ParameterSpec& spec = layout_->specs()[i];
       parts.push_back({fmt::format("{}/{}", name, spec.name), TensorDType::f32, spec.shape,
@@ -59,7 +59,7 @@ struct Leaf {
   std::vector<std::byte> bytes;
 };
 
-void copy_part(const runtime::SafetensorsReader& file, const Part& part, std::span<std::byte> to) {
+void copy_part(const runtime::SafetensorsReader& file, const InputPart& part, std::span<std::byte> to) {
   const auto wanted = [&] {
     return fmt::format("{}{}", runtime::tensor_dtype_name(part.dtype), ir::to_string(part.shape));
   };
@@ -86,7 +86,7 @@ std::vector<Leaf> read_leaves(const Problem& problem, const std::filesystem::pat
       const ir::Type& type = problem.graph.node(id).types[0];
       Leaf leaf{op, problem.graph.node(id).as<ir::LeafAttrs>().name, {}};
       leaf.bytes.resize(static_cast<size_t>(type.bytes()));
-      for (const Part& part : parts.of(leaf.name, type)) {
+      for (const InputPart& part : parts.of(leaf.name, type)) {
         copy_part(file, part, leaf.bytes);
         known.insert(part.name);
       }
@@ -127,7 +127,7 @@ void write_step(const runtime::Executor& executor, const Problem& problem, const
     std::vector<std::byte>& all = bytes[result.name];
     all.resize(static_cast<size_t>(type.bytes()));
     read(all);
-    for (const Part& part : parts.of(result.name, type)) {
+    for (const InputPart& part : parts.of(result.name, type)) {
       tensors.push_back({part.name, part.dtype, part.shape, std::span(all).subspan(part.offset, part.bytes)});
     }
   };

@@ -14,6 +14,7 @@
 #include "models/config/training_table.h"
 #include "models/low_res.h"
 #include "models/run/data.h"
+#include "models/run/units.h"
 #include "models/sample.h"
 #include "models/training_step.h"
 #include "runtime/atomic_file.h"
@@ -29,10 +30,6 @@ namespace {
 constexpr int kMostBadSteps = 10;  // In a row.
 constexpr int64_t kGridImages = 16;
 constexpr double kLossMemory = 0.98;  // The displayed loss is an exponential average of the steps' losses.
-
-double seconds_since(steady_clock::time_point start) {
-  return std::chrono::duration<double>(steady_clock::now() - start).count();
-}
 
 template <class T>
 T read_scalar(const runtime::Executor& executor, std::string_view output) {

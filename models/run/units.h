@@ -1,6 +1,7 @@
-// Quantities as people read them.
+// Quantities as people read them, and how they are taken.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 
@@ -12,5 +13,9 @@ std::string format_bytes(uint64_t bytes);
 std::string format_duration(double seconds);
 /// "1,112,801".
 std::string format_count(int64_t count);
+
+inline double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
 
 }  // namespace difuse::models

@@ -16,7 +16,7 @@
 namespace difuse::models {
 namespace {
 
-using Kind = PickledValue::Kind;
+using PickledKind = PickledValue::Kind;
 using runtime::TensorDType;
 
 constexpr size_t kMaxRank = 64, kMaxKey = 256;
@@ -107,24 +107,24 @@ class PickleMachine {
 
   // The stack.
 
-  PickledValue& make(Kind kind) {
+  PickledValue& make(PickledKind kind) {
     values_.emplace_back().kind = kind;
     return values_.back();
   }
-  PickledValue& push(Kind kind) {
+  PickledValue& push(PickledKind kind) {
     PickledValue& value = make(kind);
     stack_.push_back(&value);
     return value;
   }
-  void push_integer(Kind kind, int64_t value) { push(kind).integer = value; }
-  void push_text(std::string value) { push(Kind::text).text = std::move(value); }
+  void push_integer(PickledKind kind, int64_t value) { push(kind).integer = value; }
+  void push_text(std::string value) { push(PickledKind::text).text = std::move(value); }
   PickledValue* pop() {
     if (stack_.size() <= floor()) broken("it takes a value that is not there");
     PickledValue* value = stack_.back();
     stack_.pop_back();
     return value;
   }
-  PickledValue* top(Kind kind, const char* what) {
+  PickledValue* top(PickledKind kind, const char* what) {
     if (stack_.size() <= floor() || stack_.back()->kind != kind) broken(what);
     return stack_.back();
   }
@@ -137,7 +137,7 @@ class PickleMachine {
     marks_.pop_back();
     return values;
   }
-  void push_sequence(const Stack& items) { push(Kind::sequence).items.assign(items.begin(), items.end()); }
+  void push_sequence(const Stack& items) { push(PickledKind::sequence).items.assign(items.begin(), items.end()); }
   void push_tuple(size_t count) {
     Stack items;
     for (size_t i = 0; i < count; ++i) items.push_back(pop());
@@ -154,12 +154,12 @@ class PickleMachine {
     stack_.push_back(found->second);
   }
   void set_items(const Stack& items) {
-    PickledValue* dictionary = top(Kind::dictionary, "it sets items of what is no dictionary");
+    PickledValue* dictionary = top(PickledKind::dictionary, "it sets items of what is no dictionary");
     if (items.size() % 2 != 0) broken("a key without a value");
     for (size_t i = 0; i < items.size(); i += 2) dictionary->pairs.emplace_back(items[i], items[i + 1]);
   }
   void append(const Stack& items) {
-    PickledValue* list = top(Kind::sequence, "it appends to what is no list");
+    PickledValue* list = top(PickledKind::sequence, "it appends to what is no list");
     list->items.insert(list->items.end(), items.begin(), items.end());
   }
 
@@ -173,14 +173,14 @@ class PickleMachine {
                   "do not load this file elsewhere either, unless you trust who made it; save the model's state_dict() "
                   "alone, or as safetensors");
     }
-    push(Kind::global).text = full;
+    push(PickledKind::global).text = full;
   }
   void stack_global() {
     const PickledValue *name = pop(), *module = pop();
-    if (name->kind != Kind::text || module->kind != Kind::text) broken("a global without a name");
+    if (name->kind != PickledKind::text || module->kind != PickledKind::text) broken("a global without a name");
     push_global(module->text, name->text);
   }
-  PickledValue& argument(const PickledValue& arguments, size_t i, Kind kind) const {
+  PickledValue& argument(const PickledValue& arguments, size_t i, PickledKind kind) const {
     if (i >= arguments.items.size() || arguments.items[i]->kind != kind) broken("a call with the wrong arguments");
     return *arguments.items[i];
   }
@@ -188,7 +188,7 @@ class PickleMachine {
     if (sequence.items.size() > kMaxRank) broken(fmt::format("a tensor of {} dimensions", sequence.items.size()));
     std::vector<int64_t> result;
     for (const PickledValue* item : sequence.items) {
-      if (item->kind != Kind::integer) broken("a size that is not a whole number");
+      if (item->kind != PickledKind::integer) broken("a size that is not a whole number");
       result.push_back(item->integer);
     }
     return result;
@@ -211,16 +211,18 @@ class PickleMachine {
 void PickleMachine::reduce() {
   const PickledValue* arguments = pop();
   const PickledValue* function = pop();
-  if (function->kind != Kind::global || arguments->kind != Kind::sequence) broken("a call of what is no function");
+  if (function->kind != PickledKind::global || arguments->kind != PickledKind::sequence)
+    broken("a call of what is no function");
   switch (find_global(function->text).value()) {
     case Global::ordered_dict: {
-      PickledValue& dictionary = make(Kind::dictionary);
+      PickledValue& dictionary = make(PickledKind::dictionary);
       if (!arguments->items.empty()) {  // A list of pairs, as Python 2 wrote it.
-        const auto& pairs = argument(*arguments, 0, Kind::sequence).items;
+        const auto& pairs = argument(*arguments, 0, PickledKind::sequence).items;
         copied_ += pairs.size();
         if (copied_ > bytes_.size()) broken("it copies more than it holds");
         for (const PickledValue* pair : pairs) {
-          if (pair->kind != Kind::sequence || pair->items.size() != 2) broken("a dictionary of what are no pairs");
+          if (pair->kind != PickledKind::sequence || pair->items.size() != 2)
+            broken("a dictionary of what are no pairs");
           dictionary.pairs.emplace_back(pair->items[0], pair->items[1]);
         }
       }
@@ -229,18 +231,18 @@ void PickleMachine::reduce() {
     }
     case Global::rebuild_tensor: {
       PickledTensor tensor;
-      tensor.storage = argument(*arguments, 0, Kind::storage).storage;
-      tensor.offset = argument(*arguments, 1, Kind::integer).integer;
-      tensor.shape = integers(argument(*arguments, 2, Kind::sequence));
-      tensor.strides = integers(argument(*arguments, 3, Kind::sequence));
-      push(Kind::tensor).tensor = std::move(tensor);
+      tensor.storage = argument(*arguments, 0, PickledKind::storage).storage;
+      tensor.offset = argument(*arguments, 1, PickledKind::integer).integer;
+      tensor.shape = integers(argument(*arguments, 2, PickledKind::sequence));
+      tensor.strides = integers(argument(*arguments, 3, PickledKind::sequence));
+      push(PickledKind::tensor).tensor = std::move(tensor);
       return;
     }
     case Global::rebuild_parameter:
-      push(Kind::tensor).tensor = argument(*arguments, 0, Kind::tensor).tensor;
+      push(PickledKind::tensor).tensor = argument(*arguments, 0, PickledKind::tensor).tensor;
       return;
     case Global::size:
-      stack_.push_back(&argument(*arguments, 0, Kind::sequence));
+      stack_.push_back(&argument(*arguments, 0, PickledKind::sequence));
       return;
     case Global::storage:
       broken("a call of a storage");
@@ -250,20 +252,21 @@ void PickleMachine::reduce() {
 /// ("storage", its type, the key, the device, the number of elements)
 void PickleMachine::push_storage() {
   const PickledValue* id = pop();
-  if (id->kind != Kind::sequence || argument(*id, 0, Kind::text).text != "storage") {
+  if (id->kind != PickledKind::sequence || argument(*id, 0, PickledKind::text).text != "storage") {
     broken("a persistent id that is no storage");
   }
-  const std::optional<TensorDType> dtype = storage_dtype(argument(*id, 1, Kind::global).text);
+  const std::optional<TensorDType> dtype = storage_dtype(argument(*id, 1, PickledKind::global).text);
   if (!dtype) broken("a storage of what is no type");
-  PickledStorage storage{*dtype, argument(*id, 2, Kind::text).text, argument(*id, 4, Kind::integer).integer};
+  PickledStorage storage{*dtype, argument(*id, 2, PickledKind::text).text,
+                         argument(*id, 4, PickledKind::integer).integer};
   if (storage.key.size() > kMaxKey) broken("a storage with an endless name");
-  push(Kind::storage).storage = std::move(storage);
+  push(PickledKind::storage).storage = std::move(storage);
 }
 
 /// The attributes of an object: state_dict() has "_metadata", which says nothing about tensors.
 void PickleMachine::build() {
   pop();
-  top(Kind::dictionary, "it gives attributes to what is no dictionary");
+  top(PickledKind::dictionary, "it gives attributes to what is no dictionary");
 }
 
 /// False at the end of the program.
@@ -292,29 +295,29 @@ bool PickleMachine::step(uint8_t opcode) {
       return true;
 
     case 'N':
-      push(Kind::none);
+      push(PickledKind::none);
       return true;
     case 0x88:  // NEWTRUE
-      push_integer(Kind::boolean, 1);
+      push_integer(PickledKind::boolean, 1);
       return true;
     case 0x89:  // NEWFALSE
-      push_integer(Kind::boolean, 0);
+      push_integer(PickledKind::boolean, 0);
       return true;
     case 'J':  // BININT
-      push_integer(Kind::integer, number<int32_t>());
+      push_integer(PickledKind::integer, number<int32_t>());
       return true;
     case 'K':  // BININT1
-      push_integer(Kind::integer, number<uint8_t>());
+      push_integer(PickledKind::integer, number<uint8_t>());
       return true;
     case 'M':  // BININT2
-      push_integer(Kind::integer, number<uint16_t>());
+      push_integer(PickledKind::integer, number<uint16_t>());
       return true;
     case 0x8a:  // LONG1
-      push_integer(Kind::integer, long_integer(number<uint8_t>()));
+      push_integer(PickledKind::integer, long_integer(number<uint8_t>()));
       return true;
     case 'G': {  // BINFLOAT, big-endian
       const auto bits = __builtin_bswap64(number<uint64_t>());
-      push(Kind::real).real = std::bit_cast<double>(bits);
+      push(PickledKind::real).real = std::bit_cast<double>(bits);
       return true;
     }
     case 'X':  // BINUNICODE
@@ -334,7 +337,7 @@ bool PickleMachine::step(uint8_t opcode) {
     case ')':   // EMPTY_TUPLE
     case ']':   // EMPTY_LIST
     case 0x8f:  // EMPTY_SET
-      push(Kind::sequence);
+      push(PickledKind::sequence);
       return true;
     case 't':  // TUPLE
     case 'l':  // LIST
@@ -355,11 +358,11 @@ bool PickleMachine::step(uint8_t opcode) {
       append(pop_to_mark());
       return true;
     case '}':  // EMPTY_DICT
-      push(Kind::dictionary);
+      push(PickledKind::dictionary);
       return true;
     case 'd': {  // DICT
       const Stack items = pop_to_mark();
-      push(Kind::dictionary);
+      push(PickledKind::dictionary);
       set_items(items);
       return true;
     }

@@ -16,7 +16,6 @@ using ir::Value;
 
 constexpr int kMostMoved = 16;  ///< Elementwise ops in one rewrite.
 
-bool is_elementwise(const Node& node) { return ir::has_trait(node, ir::kElementwise); }
 bool is_reduce(const Node& node) { return node.op == Op::reduce_sum || node.op == Op::reduce_max; }
 
 /// Whether the dimensions from `kept` on are a short row.
@@ -53,7 +52,7 @@ class Reshaped {
     }
     if (node.op == Op::reshape) return of(node.operands[0]);
     if (node.op == Op::broadcast) return broadcast(node, v);
-    if (!is_elementwise(node) || moved_ == kMostMoved) return build_.reshape(v, shape_);
+    if (!ir::has_trait(node, ir::kElementwise) || moved_ == kMostMoved) return build_.reshape(v, shape_);
     ++moved_;
     std::vector<Value> operands;
     for (const Value operand : node.operands) operands.push_back(of(operand));
@@ -87,7 +86,7 @@ Value reduce_reshaped(Builder& build, const Node& node) {
   const Shape& shape = from.types[0].shape;
   const size_t kept = shape.size() - axes.size();
   if (from.op != Op::reshape || static_cast<size_t>(axes.front()) != kept || !is_row(shape, kept)) return {};
-  if (!is_elementwise(build.graph().node(from.operands[0]))) return {};
+  if (!ir::has_trait(build.graph().node(from.operands[0]), ir::kElementwise)) return {};
   const Value moved = Reshaped(build, shape).of(from.operands[0]);
   return build.graph().add(node.op, {moved}, node.attrs);
 }
@@ -96,7 +95,7 @@ Value reduce_reshaped(Builder& build, const Node& node) {
 bool comes_from_row(Builder& build, Value v, const Shape& shape, int depth = 4) {
   const Node& node = build.graph().node(v);
   if (is_reduce(node)) return build.shape(node.operands[0]) == shape;
-  return is_elementwise(node) && depth > 0 && std::ranges::any_of(node.operands, [&](Value operand) {
+  return ir::has_trait(node, ir::kElementwise) && depth > 0 && std::ranges::any_of(node.operands, [&](Value operand) {
            return comes_from_row(build, operand, shape, depth - 1);
          });
 }
@@ -106,7 +105,7 @@ Value repeat_first(Builder& build, const Node& node) {
   const Node from = build.graph().node(node.operands[0]);
   const auto& attrs = node.as<ir::BroadcastAttrs>();
   const bool leading = !attrs.dims.empty() && attrs.dims.back() == std::ssize(attrs.dims) - 1;
-  if (!is_elementwise(from) || !leading || !is_row(attrs.shape, attrs.dims.size())) return {};
+  if (!ir::has_trait(from, ir::kElementwise) || !leading || !is_row(attrs.shape, attrs.dims.size())) return {};
   if (!comes_from_row(build, node.operands[0], attrs.shape)) return {};
   std::vector<Value> operands;
   for (const Value v : from.operands) operands.push_back(build.broadcast(v, attrs.shape, attrs.dims));

@@ -13,7 +13,7 @@
 namespace difuse::runtime {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kBlockThreads = 256;
 constexpr int kLoops = 4096;
 constexpr int kChains = 8;  // Independent sums: enough to hide a product's latency.
 
@@ -96,14 +96,14 @@ constexpr Products kTf32{"products_tf32",
                          "const float x = threadIdx.x * 1e-3f, a[4] = {x, x, x, x}, b[2] = {x, x};",
                          "mma_tf32(sum[c], a, b)",
                          2.0 * 16 * 8 * 8 / 32};
-constexpr Products kF32{"products_f32",
-                        "fma f32",
-                        "ptx.cuh",
-                        kSource,
-                        1,
-                        "const float x = threadIdx.x * 1e-3f;",
-                        "sum[c][0] = fmaf(sum[c][0], x, x)",
-                        2.0};
+constexpr Products kF32Products{"products_f32",
+                                "fma f32",
+                                "ptx.cuh",
+                                kSource,
+                                1,
+                                "const float x = threadIdx.x * 1e-3f;",
+                                "sum[c][0] = fmaf(sum[c][0], x, x)",
+                                2.0};
 
 const Products& products_of(passes::Precision precision, std::string_view architecture) {
   switch (precision) {
@@ -114,7 +114,7 @@ const Products& products_of(passes::Precision precision, std::string_view archit
     case passes::Precision::f32:
       break;
   }
-  return kF32;
+  return kF32Products;
 }
 
 /// The best of several runs: what the card can do, whatever its clocks were doing at first.
@@ -145,14 +145,14 @@ double measure_copy(const CudaDevice& device) {
 
 double measure_products(const CudaDevice& device, const LoadedKernels& loaded, const Products& products) {
   const int64_t blocks = device.spec().processors * 4;
-  const DeviceMemory out(device, static_cast<size_t>(blocks) * kThreads * sizeof(float), "measuring");
+  const DeviceMemory out(device, static_cast<size_t>(blocks) * kBlockThreads * sizeof(float), "measuring");
   cuda::DevicePointer address = out.address();
   long long loops = kLoops;
   void* arguments[] = {&address, &loops};
   const cuda::LaunchConfig config{.grid_x = static_cast<unsigned>(blocks),
                                   .grid_y = 1,
                                   .grid_z = 1,
-                                  .block_x = kThreads,
+                                  .block_x = kBlockThreads,
                                   .block_y = 1,
                                   .block_z = 1,
                                   .dynamic_shared_bytes = 0,
@@ -163,7 +163,7 @@ double measure_products(const CudaDevice& device, const LoadedKernels& loaded, c
   const double seconds = least_seconds(device, [&] {
     cuda.require(cuda->cuLaunchKernelEx(&config, loaded.function(0), arguments, nullptr), "measuring products");
   });
-  const double threads = static_cast<double>(blocks) * kThreads;
+  const double threads = static_cast<double>(blocks) * kBlockThreads;
   return threads * kLoops * kChains * products.flops_per_thread / seconds;
 }
 
@@ -175,7 +175,7 @@ double Roofline::seconds(int64_t bytes, int64_t operations) const {
 
 codegen::CudaSource roofline_source(passes::Precision precision, const std::string& architecture) {
   const Products& products = products_of(precision, architecture);
-  const std::string source = codegen::cuda::filled(products.source, {{"threads", std::to_string(kThreads)},
+  const std::string source = codegen::cuda::filled(products.source, {{"threads", std::to_string(kBlockThreads)},
                                                                      {"kernel", products.name},
                                                                      {"chains", std::to_string(kChains)},
                                                                      {"lanes", std::to_string(products.lanes)},
@@ -190,7 +190,8 @@ Roofline measure_roofline(const std::shared_ptr<const CudaDevice>& device, codeg
   const Products& products = products_of(precision, architecture);
   codegen::cuda::CudaPlan plan;  // One call, so that the kernel is compiled and loaded like any other.
   plan.sources.push_back(roofline_source(precision, architecture));
-  plan.calls.push_back({.source = 0, .node = 0, .grid = {}, .threads = kThreads, .shared_bytes = 0, .arguments = {}});
+  plan.calls.push_back(
+      {.source = 0, .node = 0, .grid = {}, .threads = kBlockThreads, .shared_bytes = 0, .arguments = {}});
   const LoadedKernels loaded(*device, plan, compile_kernels(plan, options, cache, device->driver().newest_toolkit()));
   return {measure_copy(*device), measure_products(*device, loaded, products), products.text};
 }

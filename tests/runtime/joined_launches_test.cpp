@@ -208,6 +208,20 @@ TEST(JoinedLaunches, ABlockKeepsItsBits) {
   expect_same_bits(graph);
 }
 
+/// A sum in two stages of what its convolution has made, read before anybody reads that.
+TEST(JoinedLaunches, AFirstStageDoesNotWait) {
+  Graph graph("sums");
+  Builder b(graph);
+  const Value x = b.input("x", {DType::f32, {2, 8, 8, 64}}), w = b.input("w", {DType::f32, {64, 3, 3, 64}});
+  const Value y = b.conv_fprop(x, w, /*stride=*/1, /*pad=*/1), sums = b.reduce_sum(y, {0, 1, 2});
+  graph.set_output("twice", b.add(sums, sums));
+  graph.set_output("y", y);
+  const Graph fused = passes::run_pipeline(graph, device(), {});
+  EmulatedExecutor together(joined_plan(fused));
+  const ir::TensorMap inputs = random_leaves(fused, ir::Op::input, 1);
+  expect_near_reference(fused, run(together, inputs, {}, 1), inputs, {}, 1e-5);
+}
+
 TEST(JoinedLaunches, TheJoinedKernelIsTheSingleOneForEachRow) {
   const codegen::CudaSource single{"twice_12345678",
                                    "struct Before {};\nextern \"C\" __global__ void __launch_bounds__(64, 1) "

@@ -136,12 +136,12 @@ int64_t partial_blocks(const HaloWgrad& w, const WgradTile& tile, const ir::Devi
 PartialSums partial_sums(const HaloWgrad& w, const WgradTile& tile, const ir::DeviceSpec& device) {
   // A run's loads follow one another only where there are enough of them in flight: several threads share it where the
   // result is small and its partial sums are many.
-  constexpr int64_t kThreads = 150000, kLeastPartials = 4;
+  constexpr int64_t kEnoughThreads = 150000, kLeastPartials = 4;
   constexpr int kMostParts = 8, kBlockThreads = 128, kLeastRuns = 32;
   PartialSums sums{.runs = block_count(w, tile) * block_sums(w, tile) / 4, .parts = 1};
   // No more than one where blocks are a choice: parts are the order of the sum.
   const int64_t partials = w.is_whole ? 1 : device.processors / block_count(w, tile);
-  while (sums.parts < kMostParts && 2 * sums.parts * sums.runs <= kThreads &&
+  while (sums.parts < kMostParts && 2 * sums.parts * sums.runs <= kEnoughThreads &&
          2 * sums.parts * kLeastPartials <= partials) {
     sums.parts *= 2;
   }

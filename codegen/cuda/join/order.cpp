@@ -28,8 +28,8 @@ std::vector<std::vector<int>> first_reads(const CudaPlan& plan) {
   return first;
 }
 
-/// Whether the launch reads only what lies in the workspace.
-bool is_second_stage(const KernelCall& call, const KernelSpec& spec) {
+/// Whether the launch is a second stage that reads only what lies in the workspace.
+bool reads_workspace_alone(const KernelCall& call, const KernelSpec& spec) {
   bool reads = false, writes = false;
   for (const Argument& argument : call.arguments) {
     if (argument.kind == Argument::Kind::arena) {
@@ -38,12 +38,13 @@ bool is_second_stage(const KernelCall& call, const KernelSpec& spec) {
     }
     reads = reads || argument.kind == Argument::Kind::workspace;
   }
-  return reads && writes && call.tensor_maps.empty();
+  return call.is_second_stage && reads && writes && call.tensor_maps.empty();
 }
 
 bool share_memory(const KernelCall& a, const KernelCall& b) {
   return std::ranges::any_of(a.arguments, [&](const Argument& argument) {
-    return argument.kind == Argument::Kind::arena && std::ranges::count(b.arguments, argument) > 0;
+    const bool memory = argument.kind == Argument::Kind::arena || argument.kind == Argument::Kind::workspace;
+    return memory && std::ranges::count(b.arguments, argument) > 0;
   });
 }
 
@@ -103,7 +104,7 @@ void LaunchOrder::end(int node, const KernelSpec& spec, bool independent, std::v
   constexpr int64_t kLeastTogether = 4;
   const bool may_wait = node > latest_ && bytes_of(lowered.workspace) * kLeastTogether <= most_held_;
   for (size_t i = 0; i < calls.size(); ++i) {
-    bool waits = may_wait && i > 0 && is_second_stage(calls[i], spec);
+    bool waits = may_wait && i > 0 && reads_workspace_alone(calls[i], spec);
     for (size_t later = i + 1; later < calls.size(); ++later) waits = waits && !share_memory(calls[i], calls[later]);
     const int until = waits ? first_read(node, spec, calls[i]) : node;
     if (until > node) {

@@ -33,6 +33,7 @@ KernelDraft sum_kernel(const KernelSpec& spec, int input, const PartialSums& sum
   headers.insert(headers.end(), sums.headers.begin(), sums.headers.end());
 
   KernelDraft draft;
+  draft.is_second_stage = true;
   // By what it adds: for several products it is the same kernel, whichever of them comes first at some batch.
   draft.name = fmt::format("partial_sums_{}", fmt::join(body.type(body.find_input(text(input))).shape, "x"));
   draft.source = device_source(headers) + filled(R"(

@@ -44,10 +44,10 @@ int64_t block_count(const HaloConv& conv, const HaloTile& tile, int64_t works, c
 /// one. Depends on nothing that holds the batch.
 std::vector<HaloTile> candidates(const HaloConv& conv, const ir::DeviceSpec& device);
 
-constexpr int64_t kUsualBatch = 32;
+constexpr int64_t kDefaultBatch = 32;
 
 /// The estimate, in cycles.
 double estimated_cycles(const HaloConv& conv, const HaloTile& tile, const ir::DeviceSpec& device,
-                        int64_t batch = kUsualBatch);
+                        int64_t batch = kDefaultBatch);
 
 }  // namespace difuse::codegen::cuda

@@ -69,6 +69,7 @@ void emit_finish(Emission& emission, std::vector<Dim> dims, const std::vector<bo
   }
 
   KernelDraft draft;
+  draft.is_second_stage = true;
   draft.name = fmt::format("finish_{}", from.size());
   std::string parameters, calls;
   for (size_t q = 0; q < from.size(); ++q) {

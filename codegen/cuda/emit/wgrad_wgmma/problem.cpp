@@ -23,10 +23,10 @@ constexpr int64_t kTileRows = 16;  // Of 8 pixels: 128 pixels amortise the barri
 constexpr int64_t kLineRows = 8;
 // 128 instructions of 16 pixels and 192 columns take about 7 microseconds, what 20 MB of partial sums cost both
 // kernels: 32 images of 8 x 8.
-constexpr int64_t kWholePixels = 2048, kUsualBatch = 32;
+constexpr int64_t kWholePixels = 2048, kWholeBatch = 32;
 
 void cut(HaloWgrad& w) {
-  w.is_whole = kUsualBatch * w.height * w.width <= kWholePixels;
+  w.is_whole = kWholeBatch * w.height * w.width <= kWholePixels;
   if (w.is_line()) {
     w.rows = kLineRows;
     return;

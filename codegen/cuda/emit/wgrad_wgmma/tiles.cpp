@@ -14,7 +14,7 @@ constexpr int64_t kMostChunks = 3;
 constexpr int64_t kLeastSlots = 3, kMostSlots = 8;
 // Of a group's products: with less work, writing its partial sums and adding them costs more than the processor saves.
 constexpr int64_t kLeastCycles = 4608;
-constexpr int64_t kUsualBatch = 32;
+constexpr int64_t kRankedBatch = 32;
 
 /// The fewest of equal parts.
 int64_t chunks_of(int64_t channels) {
@@ -70,7 +70,7 @@ std::vector<WgradTile> whole_candidates(const HaloWgrad& w, const ir::DeviceSpec
   }
   if (!w.is_line()) add(1, 1, 3);
   HaloWgrad usual = w;
-  usual.batch = kUsualBatch;
+  usual.batch = kRankedBatch;
   std::ranges::stable_sort(tiles, {}, [&](const WgradTile& tile) { return estimated_cycles(usual, tile, device); });
   return tiles;
 }
