@@ -174,7 +174,8 @@ int train_until_stopped(const TrainOptions& options, const ir::Options& environm
   }
   if (resumed) resumed->states(graph, layout);  // Finds what is missing before anything is compiled.
   std::vector<float> first;
-  if (!resumed) first = first_parameters(config, layout, initial.get());
+  // A dry run draws none; those of --init are read, which says whether they fit.
+  if (!resumed && (!options.dry_run || initial)) first = first_parameters(config, layout, initial.get());
 
   say("data: {}\n", images.summary);
   print_model(config, layout);

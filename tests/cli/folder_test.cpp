@@ -319,7 +319,7 @@ TEST_F(Classes, ADryRunSaysWhatItWouldTakeAndWritesNothing) {
 
   // Of a model far larger than the memory of most machines only the plan is made.
   write_file(folder_ / "large.toml",
-             "[model]\nimage_height = 64\nimage_width = 64\nmodel_channels = 4096\nchannel_mult = [1, 2]\n"
+             "[model]\nimage_height = 64\nimage_width = 64\nmodel_channels = 2048\nchannel_mult = [1, 2]\n"
              "num_res_blocks = 1\n");
   last_ = call({"train", "--config", "large.toml", "--data", images().string(), "--batch", "16", "--dry-run"});
   EXPECT_EQ(last_.exit_code, 0) << last_.out << last_.err;
