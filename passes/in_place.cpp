@@ -4,6 +4,7 @@
 #include <charconv>
 
 #include "ir/op.h"
+#include "passes/fusion/traits.h"
 
 namespace difuse::passes {
 namespace {
@@ -43,13 +44,6 @@ bool is_reduced(const Graph& body, int input) {
         std::ranges::any_of(node.operands, [&](Value v) { return carries[static_cast<size_t>(v.node)]; });
     if (reads && ir::has_trait(node, ir::kReduction)) return true;
     carries[static_cast<size_t>(id)] = reads && !is_result[static_cast<size_t>(id)];
-  }
-  return false;
-}
-
-bool has_contraction(const Graph& body) {
-  for (int id = 0; id < body.size(); ++id) {
-    if (ir::has_trait(body.node(id), ir::kContraction)) return true;
   }
   return false;
 }

@@ -57,11 +57,14 @@ struct KernelDraft {
   bool is_second_stage = false;
 };
 
+/// Bytes: what an emitter has of the workspace starts at a multiple.
+inline constexpr int64_t kWorkspaceAlignment = 256;
+
 /// Collects what an emitter makes of one spec.
 class Emission {
  public:
   virtual ~Emission() = default;
-  /// `bytes` of workspace, at a multiple of 256, that the spec's own launches share.
+  /// `bytes` of workspace, at a multiple of kWorkspaceAlignment, that the spec's own launches share.
   virtual Argument workspace(int64_t bytes) = 0;
   /// Launches run in the order of these calls.
   virtual void launch(KernelDraft draft) = 0;

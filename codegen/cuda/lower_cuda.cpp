@@ -21,9 +21,9 @@ using ir::Node;
 using ir::Op;
 using ir::Value;
 
-constexpr int64_t kAlignment = 256;
-
-int64_t alignment_of(int64_t offset) { return offset == 0 ? kAlignment : std::min(kAlignment, offset & -offset); }
+int64_t alignment_of(int64_t offset) {
+  return offset == 0 ? passes::kArenaAlignment : std::min(passes::kArenaAlignment, offset & -offset);
+}
 
 /// Constants that the outer graph holds become part of the body: they are then literals in the source.
 Graph with_constants(const Graph& body, const Graph& graph, const std::vector<Value>& operands) {

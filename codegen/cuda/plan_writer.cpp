@@ -12,8 +12,6 @@
 namespace difuse::codegen::cuda {
 namespace {
 
-constexpr int64_t kWorkspaceAlignment = 256;
-
 std::string identifier(std::string name) {
   constexpr size_t kLongest = 96;
   for (char& c : name) {

@@ -5,6 +5,7 @@
 
 #include "codegen/cuda/lower_cuda.h"
 #include "codegen/cuda/plan_writer.h"
+#include "passes/memory_plan.h"
 
 namespace difuse::codegen::cuda {
 
@@ -17,11 +18,11 @@ TuningSite::TuningSite(const KernelSpec& spec, int index, TileChoice choice)
                                                     spec.is_tf32})),
       index_(index),
       choice_(std::move(choice)) {
-  constexpr int64_t kAlignment = 256;
   // Not better aligned than in the plan: the source depends on it.
   const auto place = [&](Argument& argument, int64_t alignment, int64_t bytes) {
-    argument.value = arena_bytes_ + alignment % kAlignment;
-    arena_bytes_ = (argument.value + bytes + kAlignment - 1) / kAlignment * kAlignment;
+    argument.value = arena_bytes_ + alignment % passes::kArenaAlignment;
+    arena_bytes_ =
+        (argument.value + bytes + passes::kArenaAlignment - 1) / passes::kArenaAlignment * passes::kArenaAlignment;
   };
   for (size_t i = 0; i < spec_->operands.size(); ++i) {
     Argument& operand = spec_->operands[i];

@@ -26,6 +26,13 @@ bool is_pointwise(const ir::Graph& graph, const ir::Node& node) {
   return is_elementwise(node) && !is_widening(graph, node);
 }
 
+bool has_contraction(const ir::Graph& body) {
+  for (int id = 0; id < body.size(); ++id) {
+    if (ir::has_trait(body.node(id), ir::kContraction)) return true;
+  }
+  return false;
+}
+
 bool is_reduction(const ir::Node& node) {
   return ir::has_trait(node, ir::kReduction) && ir::info(node.op).most_operands == 1;
 }

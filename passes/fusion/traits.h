@@ -21,6 +21,8 @@ ir::Hero hero_of(const ir::Graph& graph, std::span<const int> nodes);
 
 /// Heroes that compute a result as a whole, not element by element: contractions, and averages.
 bool is_whole(const ir::Node& node);
+/// Whether one of the body's nodes is a contraction.
+bool has_contraction(const ir::Graph& body);
 /// Elementwise ops but those that are free.
 bool is_pointwise(const ir::Graph& graph, const ir::Node& node);
 /// Reductions of one tensor. What finishes several tensors' partial results (group_finish) is none.

@@ -8,6 +8,7 @@
 #include "codegen/node_body.h"
 #include "ir/builder.h"
 #include "ir/op.h"
+#include "passes/fusion/traits.h"
 
 namespace difuse::codegen::cuda {
 namespace {
@@ -37,13 +38,6 @@ Graph computed_from(const Graph& body, const std::vector<Value>& wanted, const s
   return part;
 }
 
-bool has_contraction(const Graph& body) {
-  for (int id = 0; id < body.size(); ++id) {
-    if (ir::has_trait(body.node(id), ir::kContraction)) return true;
-  }
-  return false;
-}
-
 class Apart {
  public:
   explicit Apart(const KernelSpec& spec) : spec_(spec) {
@@ -54,7 +48,8 @@ class Apart {
     for (const size_t r : results_) stored_.push_back(outputs[r].value);
     for (const size_t r : reduced_) {
       const Value v = outputs[r].value;
-      if (has_contraction(computed_from(spec.body, {v}, stored_, 0))) stored_.push_back(spec.body.node(v).operands[0]);
+      if (passes::has_contraction(computed_from(spec.body, {v}, stored_, 0)))
+        stored_.push_back(spec.body.node(v).operands[0]);
     }
     contraction_ = part_of(spec.body, stored_);
     std::vector<Value> reduced;
@@ -64,7 +59,7 @@ class Apart {
   Apart(const Apart&) = delete;
   Apart& operator=(const Apart&) = delete;
 
-  bool is_needed() const { return !reduced_.empty() && has_contraction(spec_.body); }
+  bool is_needed() const { return !reduced_.empty() && passes::has_contraction(spec_.body); }
 
   /// `emission`: null for who only wants to know who emits it.
   KernelSpec contraction(Emission* emission) const {
@@ -75,10 +70,9 @@ class Apart {
       made.result_alignment.push_back(spec_.result_alignment[r]);
     }
     for (size_t i = results_.size(); i < stored_.size(); ++i) {
-      constexpr int64_t kAlignment = 256;
       made.results.push_back(emission == nullptr ? Argument{Argument::Kind::workspace, 0}
                                                  : emission->workspace(spec_.body.type(stored_[i]).bytes()));
-      made.result_alignment.push_back(kAlignment);
+      made.result_alignment.push_back(kWorkspaceAlignment);
     }
     return made;
   }
