@@ -29,7 +29,7 @@ ir::Graph optimize(ir::Graph graph, const ir::Options& options, const ir::Device
                                .fuse = settings.fuse,
                                .precision = settings.precision,
                                .log = settings.log,
-                               .report = nullptr});
+                               .report = settings.report});
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "codegen/jit/compiler.h"
 #include "codegen/tune/store.h"
 #include "ir/options.h"
+#include "passes/fusion/report.h"
 #include "passes/precision.h"
 #include "runtime/executor.h"
 #include "runtime/target.h"
@@ -26,6 +27,7 @@ struct CompileSettings {
   /// Decisions about CUDA kernels' tiles. Null: estimates; `compile` then takes those of tuning_store, where the
   /// options let it.
   const codegen::TuningTable* tiles = nullptr;
+  passes::FusionReport* report = nullptr;  ///< Filled when given.
 };
 
 /// All but the executor: says what a graph will take without allocating it. With options.dump the IR around every pass

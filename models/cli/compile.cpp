@@ -9,13 +9,16 @@
 #include <memory>
 #include <set>
 
+#include "ir/dot.h"
 #include "ir/error.h"
 #include "models/cli/commands.h"
 #include "models/cli/flags.h"
+#include "models/cli/fusion_listing.h"
 #include "models/cli/problem_flags.h"
 #include "models/run/compile_progress.h"
 #include "models/run/console.h"
 #include "models/run/units.h"
+#include "runtime/atomic_file.h"
 #include "runtime/cuda/device.h"
 #include "runtime/kernel_dump.h"
 
@@ -28,7 +31,8 @@ struct CompileFlags {
   ProblemChoice problem;
   std::optional<passes::Precision> precision;
   std::optional<std::string> arch;
-  std::string dump;
+  std::string dump, dot;
+  bool report = false;
 };
 
 /// What --arch names; an H100 where it is not given.
@@ -102,6 +106,8 @@ int run_compile(const CompileFlags& flags, const CommandContext& context) {
   settings.precision = flags.precision.value_or(passes::Precision::bf16);
   settings.log = &std::cerr;
   settings.tiles = &tiles;
+  passes::FusionReport report;
+  settings.report = &report;
   int cached = 0, total = 0;
   settings.progress = [&](const codegen::CompileProgress& now) {
     cached = now.cached, total = now.total;
@@ -116,6 +122,11 @@ int run_compile(const CompileFlags& flags, const CommandContext& context) {
   // Before anything is compiled: a folder that cannot be written is found at once, and what does not compile can be
   // read.
   if (!flags.dump.empty()) runtime::dump_sources(flags.dump, plan);
+  if (!flags.dot.empty()) {
+    runtime::AtomicFile file(flags.dot);
+    file.write(ir::to_dot(plan.graph));
+    file.commit();
+  }
   const auto compile_begin = Clock::now();
   Kernels kernels;
   try {
@@ -129,6 +140,7 @@ int run_compile(const CompileFlags& flags, const CommandContext& context) {
   }
   const double compile_seconds = seconds(compile_begin);
   print_kernels(plan, kernels);
+  if (flags.report) print_fusions(plan, report);
   print_sums(plan);
   say("compiled: {} of {} in {:.2f} s{}; planning took {:.2f} s\n", total - cached, total, compile_seconds,
       cached > 0 ? ", the others came from the cache" : "", plan_seconds);
@@ -148,6 +160,9 @@ Action add_compile(CLI::App& app) {
   add_text(app, "--arch", flags->arch, "sm_80|sm_90a|...", "GPU to compile for; none has to be there",
            "this machine's, or sm_90a");
   add_path(app, "--dump", flags->dump, "Folder for each kernel's source (.cu) and code (.cubin)");
+  app.add_flag("--report", flags->report,
+               "Say what each kernel fused, what that saves, and what was not fused and why");
+  add_path(app, "--dot", flags->dot, "File for the fused graph as a drawing, in Graphviz's language");
   return [flags](const CommandContext& context) { return run_compile(*flags, context); };
 }
 

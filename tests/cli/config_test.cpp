@@ -135,8 +135,9 @@ INSTANTIATE_TEST_SUITE_P(
                 {"line 2", "groups = \"8\" is not a whole number", "groups = 32"}},
         Mistake{"FractionForAWholeNumber", "[model]\ngroups = 8.5\n", {"line 2", "groups = 8.5", "whole number"}},
         Mistake{"NumberForAChoice", "[model]\nlearn_sigma = 1\n", {"line 2", "learn_sigma = 1", "true or false"}},
-        Mistake{
-            "UnknownChoice", "[diffusion]\nschedule = 'cosin'\n", {"line 2", "\"cosin\"", "\"linear\", \"cosine\""}},
+        Mistake{"UnknownChoice",
+                "[diffusion]\nschedule = 'cosin'\n",
+                {"line 2", "\"cosin\"", "\"linear\", \"scaled_linear\", \"cosine\""}},
         Mistake{"NumberForAList", "[model]\nchannel_mult = 2\n", {"line 2", "channel_mult = 2", "list"}},
         Mistake{"MixedList", "[model]\nchannel_mult = [1, 'two']\n", {"line 2", "channel_mult", "a number"}},
         Mistake{"Infinite", "[training]\nlearning_rate = inf\n", {"line 2", "learning_rate", "number"}},

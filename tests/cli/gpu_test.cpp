@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "codegen/jit/nvrtc.h"
@@ -85,6 +86,27 @@ TEST_F(Compile, ASamplingStepHasAKernelPerLine) {
   int64_t lines = 0;
   for (size_t p = outcome.out.find(" %"); p < at; p = outcome.out.find(" %", p + 1)) ++lines;
   EXPECT_EQ(lines, kernels);
+}
+
+TEST_F(Compile, SaysWhatWasFusedAndDrawsIt) {
+  const fs::path graph = folder_ / "chain.ir", dot = folder_ / "fused.dot";
+  std::ofstream(graph) << R"(graph chain {
+  %0 = input {name = "x", dtype = f32, shape = [1000]} : f32[1000]
+  %1 = input {name = "y", dtype = f32, shape = [1000]} : f32[1000]
+  %2 = add %0, %1 : f32[1000]
+  %3 = silu %2 : f32[1000]
+  output "z" = %3
+}
+)";
+  const Outcome outcome = difuse(
+      {"compile", "--graph", graph.string(), "--dtype", "f32", "--report", "--dot", dot.string()}, environment());
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_CONTAINS(outcome.out, "%2 add, silu; 12.0 kB instead of 20.0 kB\n");
+  EXPECT_CONTAINS(outcome.out, "fused pointwise of %2 over [1000]: 2 operands, 1 results, 12000 bytes: add silu\n");
+  const std::string drawing = read_file(dot);
+  EXPECT_TRUE(drawing.starts_with("digraph \"chain\" {\n"));
+  EXPECT_CONTAINS(drawing, "subgraph cluster_n2 {");
+  EXPECT_CONTAINS(drawing, "n2_2 -> n2_3 [label=\"f32[1000]\"];");
 }
 
 TEST_F(Compile, WorksWhateverTheDriver) {

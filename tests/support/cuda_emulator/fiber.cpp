@@ -161,17 +161,24 @@ Context StackPool::start(size_t index, void (*entry)(void*), void* argument) {
 
 #endif
 
-StackPool::~StackPool() {
-  if (memory_ != nullptr) munmap(memory_, count_ * stride());
+StackPool::~StackPool() { release(); }
+
+void StackPool::release() {
+  if (memory_ == nullptr) return;
+#ifdef __SANITIZE_ADDRESS__
+  // Frames are left, not returned from, and what is mapped here next must not inherit their poison.
+  __asan_unpoison_memory_region(memory_, count_ * stride());
+#endif
+  munmap(memory_, count_ * stride());
+  memory_ = nullptr;
+  count_ = 0;
 }
 
 const unsigned char* StackPool::end() const { return begin() + count_ * stride(); }
 
 void StackPool::reserve(size_t count) {
   if (count <= count_) return;
-  if (memory_ != nullptr) munmap(memory_, count_ * stride());
-  memory_ = nullptr;
-  count_ = 0;
+  release();
   void* const memory =
       mmap(nullptr, count * stride(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) throw std::runtime_error("no memory for the stacks of emulated threads");

@@ -40,6 +40,8 @@ class StackPool {
   Context start(size_t index, void (*entry)(void*), void* argument);
 
  private:
+  void release();
+
   std::byte* memory_ = nullptr;
   size_t count_ = 0;
 };
