@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "ir/error.h"
+#include "models/pixels.h"
 
 namespace difuse::models {
 namespace {
@@ -51,11 +52,6 @@ Value grow_axis(ir::Builder& build, Value image, size_t axis, int64_t factor) {
   return build.reshape(build.concat(parts, at + 1), grown);
 }
 
-/// Pixels 0 .. 255 as -1 .. 1.
-Value from_pixels(ir::Builder& build, Value pixels) {
-  return build.sub(build.mul(build.cast(pixels, DType::f32), 1 / 127.5), 1.0);
-}
-
 }  // namespace
 
 ir::Shape low_res_shape(const UNetConfig& unet) {
@@ -84,7 +80,7 @@ Value conditioning_of(ir::Builder& build, const UNetConfig& unet, Value x0) {
 Value conditioning_input(ir::Builder& build, const UNetConfig& unet, int64_t batch) {
   const ir::Shape image = low_res_shape(unet);
   const Value pixels = build.input("low_res", {DType::u8, {batch, image[0], image[1], image[2]}});
-  return bilinear_upsample(build, from_pixels(build, pixels), unet.low_res_factor);
+  return bilinear_upsample(build, signed_pixels(build, build.cast(pixels, DType::f32)), unet.low_res_factor);
 }
 
 }  // namespace difuse::models

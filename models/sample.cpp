@@ -83,6 +83,10 @@ int32_t find_class(const std::string& text, const TrainedModel& checkpoint) {
   wrong_usage(fmt::format("--class '{}' is no class of '{}'", text, checkpoint.path().string()), remedy);
 }
 
+int64_t low_res_count(const UNetConfig& unet, std::span<const uint8_t> low_res) {
+  return std::ssize(low_res) / ir::element_count(low_res_shape(unet));
+}
+
 std::string class_line(const std::vector<int32_t>& classes, const std::vector<std::string>& names) {
   constexpr size_t kMostShown = 30;
   std::vector<std::string> shown;
@@ -206,8 +210,18 @@ std::vector<uint8_t> settle_low_res(const std::optional<std::filesystem::path>& 
   return load_low_res(*given, unet, threads, environment);
 }
 
+void say_turns(const UNetConfig& unet, std::span<const uint8_t> low_res, std::span<const int32_t> images) {
+  if (low_res.empty()) return;
+  const int64_t count = low_res_count(unet, low_res);
+  if (std::ranges::all_of(images, [count](int32_t number) { return number < count; })) return;
+  say("low-res: {} image{}, taken in turn: image I enlarges number I modulo {}\n", count, count == 1 ? "" : "s", count);
+}
+
 void sample(const SampleOptions& options, const ir::Options& environment) {
-  if (!options.print_schedule) require_png_target(options.out);
+  if (!options.print_schedule) {
+    require_png_target(options.out);
+    runtime::require_writable(options.out, 0);
+  }
   const TrainedModel checkpoint = TrainedModel::open(options.checkpoint, "--checkpoint", options.foreign);
   const RunConfig& config = checkpoint.config();
   SamplerConfig sampler = settle_sampler(options.sampler, checkpoint);
@@ -215,17 +229,16 @@ void sample(const SampleOptions& options, const ir::Options& environment) {
     say("{}", schedule_text(sampler, config.diffusion));
     return;
   }
+  const std::vector<int32_t> classes = settle_classes(options.classes, checkpoint);
   const std::vector<uint8_t> low_res = settle_low_res(options.low_res, checkpoint, options.threads, environment);
   constexpr int64_t kImages = 16;
-  const int64_t enlarged =
-      low_res.empty() ? kImages : std::ssize(low_res) / ir::element_count(low_res_shape(config.unet));
+  const int64_t enlarged = low_res.empty() ? kImages : low_res_count(config.unet, low_res);
   const std::vector<int32_t> images =
       options.images.empty() ? image_numbers(options.first_index, options.count.value_or(enlarged)) : options.images;
   const auto count = static_cast<int64_t>(images.size());
-  const std::vector<int32_t> classes = settle_classes(options.classes, checkpoint);
   const int64_t columns = options.columns.value_or(grid_columns(count));
   require_grid_size(count, config.unet, columns);
-  runtime::require_writable(options.out, 0);
+  say_turns(config.unet, low_res, images);
   const Backend backend = open_backend(options.device, options.precision, options.threads, environment);
   if (!options.sampler.batch) {
     constexpr int64_t kGpuBatch = 64;

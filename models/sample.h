@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -64,6 +65,9 @@ struct SampleOptions {
   std::optional<passes::Precision> precision;  ///< bf16 on a GPU, f32 on the CPU.
   int threads = 1;                             ///< Of the CPU.
 };
+
+/// Says that images take the pixels of `low_res` in turn, where there are more of them.
+void say_turns(const UNetConfig& unet, std::span<const uint8_t> low_res, std::span<const int32_t> images);
 
 /// Writes a grid of images; its path is the last line of standard output.
 void sample(const SampleOptions& options, const ir::Options& environment);

@@ -6,6 +6,7 @@
 #include "models/diffusion/learned_variance.h"
 #include "models/diffusion/objective.h"
 #include "models/low_res.h"
+#include "models/pixels.h"
 #include "models/streams.h"
 #include "models/unet.h"
 #include "passes/autodiff.h"
@@ -40,7 +41,7 @@ Value prepare_images(ir::Builder& build, Value pixels, Value flip) {
     const Value chosen = build.broadcast(build.cast(flip, DType::f32), build.shape(pixels), {0});
     image = build.select(chosen, build.cast(build.reverse(pixels, 2), DType::f32), image);
   }
-  return build.sub(build.mul(image, 1 / 127.5), 1.0);
+  return signed_pixels(build, image);
 }
 
 /// The labels that the model sees: of some images, none.

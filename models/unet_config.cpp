@@ -39,15 +39,26 @@ void check_levels(const UNetConfig& c) {
   }
 }
 
+/// What the levels divide the image's sides by.
+int64_t size_divisor(const UNetConfig& c) {
+  return c.family == UNetFamily::residual ? int64_t{1} << (c.levels() - 1) : 1;
+}
+
+/// The next larger size that suits the levels and, of a model that enlarges images, low_res_factor.
+int64_t size_above(const UNetConfig& c, int64_t size) {
+  const int64_t unit = std::lcm(size_divisor(c), c.conditioning_channels > 0 ? c.low_res_factor : 1);
+  return (size / unit + 1) * unit;
+}
+
 void check_size(const UNetConfig& c) {
-  const int64_t divisor = int64_t{1} << (c.levels() - 1);
+  const int64_t divisor = size_divisor(c);
   for (const auto& [name, size] : {std::pair{"height", c.image_height}, std::pair{"width", c.image_width}}) {
     if (size % divisor == 0) continue;
     int64_t levels = 1;
     while (c.image_height % (int64_t{1} << levels) == 0 && c.image_width % (int64_t{1} << levels) == 0) ++levels;
-    const int64_t above = (size / divisor + 1) * divisor;
     wrong_usage(fmt::format("the image {} {} is not divisible by {}", name, size, divisor),
-                fmt::format("{} levels need {}, or use {} level{}", c.levels(), above, levels, levels == 1 ? "" : "s"));
+                fmt::format("{} levels need {}, or use {} level{}", c.levels(), size_above(c, size), levels,
+                            levels == 1 ? "" : "s"));
   }
 }
 
@@ -144,8 +155,7 @@ void check_low_res(const UNetConfig& c) {
     if (size % c.low_res_factor == 0) continue;
     wrong_usage(
         fmt::format("the image {} {} is not {} times that of a low-resolution image", name, size, c.low_res_factor),
-        fmt::format("choose a {} that low_res_factor divides, such as {}", name,
-                    (size / c.low_res_factor + 1) * c.low_res_factor));
+        fmt::format("choose a {} that low_res_factor divides, such as {}", name, size_above(c, size)));
   }
 }
 
@@ -209,8 +219,8 @@ void check(const UNetConfig& c) {
     wrong_usage(fmt::format("freq_shift is {}, of {} frequencies", c.freq_shift, c.model_channels / 2),
                 "choose 0 or 1");
   }
-  check_low_res(c);
   check_levels(c);
+  check_low_res(c);
   if (c.family == UNetFamily::strided) {
     check_strided(c);
     return;

@@ -8,6 +8,7 @@
 #include <map>
 
 #include "ir/error.h"
+#include "models/pixels.h"
 #include "models/run/console.h"
 #include "models/run/data.h"
 #include "models/run/interrupt.h"
@@ -68,7 +69,7 @@ ir::Graph build_corruption(const UNetConfig& unet, int64_t batch) {
   const ir::Shape shape{batch, image[0], image[1], image[2]};
   ir::Graph graph("corruption");
   ir::Builder build(graph);
-  const Value x0 = build.input("x0", {DType::f32, shape});
+  const Value x0 = signed_pixels(build, build.cast(build.input("pixels", {DType::u8, shape}), DType::f32));
   const Value sigma = build.state("sigma", {DType::f32, {}});
   const Value z =
       build.random_normal(build.state("seed", {DType::u32, {2}}), build.input("index", {DType::i32, {batch}}),
@@ -88,8 +89,11 @@ class Visualizer {
         config_(checkpoint.config()),
         reverse_(sized(settle_sampler(options.sampler, checkpoint))),
         weights_(options.weights.value_or(checkpoint.default_weights())),
-        low_res_(settle_low_res(options.low_res, checkpoint, options.threads, environment)),
-        request_{{}, options.seed, options.images, settle_classes(options.classes, checkpoint), low_res_},
+        classes_(settle_classes(options.classes, checkpoint)),
+        folder_(options.out),
+        low_res_(takes_images() ? settle_low_res(options.low_res, checkpoint, options.threads, environment)
+                                : std::vector<uint8_t>()),
+        request_{{}, options.seed, options.images, classes_, low_res_},
         parameters_(read_weights(checkpoint, weights_, parameter_layout(config_.unet))),
         backend_(open_backend(options.device, options.precision, options.threads, environment)) {
     request_.parameters = parameters_;
@@ -97,7 +101,7 @@ class Visualizer {
 
   void run() {
     using Part = VisualizeOptions::Part;
-    OutputFolder folder(options_.out);
+    say_turns(config_.unet, low_res_, options_.images);
     say("{}\n", backend_line(backend_));
     say("{} at step {} ({}, {} weights), seed {}\n", checkpoint_.path().string(), checkpoint_.step(), config_.run.model,
         weights_, options_.seed);
@@ -106,11 +110,14 @@ class Visualizer {
     if (wanted(Part::forward) && options_.data.empty()) say("forward process: left out, it needs --data\n");
     if (wanted(Part::reverse)) reverse();
     if (wanted(Part::samplers)) samplers();
-    folder.keep();
+    folder_.keep();
   }
 
  private:
   int64_t batch() const { return std::ssize(options_.images); }
+
+  /// The forward process is one of data alone.
+  bool takes_images() const { return options_.low_res || options_.only != VisualizeOptions::Part::forward; }
 
   SamplerConfig sized(SamplerConfig config) const {
     config.batch = std::min(batch(), kMostAtATime);
@@ -118,7 +125,7 @@ class Visualizer {
   }
 
   /// The first images of the data, brought to the size of the model.
-  std::vector<float> data_images() const {
+  std::vector<uint8_t> data_images() const {
     TrainOptions train;
     train.data = options_.data;
     train.threads = options_.threads;
@@ -132,15 +139,12 @@ class Visualizer {
           fmt::format("--data '{}' has {} images, and {} are to be shown", options_.data.string(), set.count, batch()),
           "give fewer --seeds, or more images", ExitCode::wrong_usage);
     }
-    std::vector<float> x0;
-    for (const uint8_t p : set.pixels.first(static_cast<size_t>(batch() * set.image_bytes()))) {
-      x0.push_back(static_cast<float>(p) / 127.5f - 1);
-    }
-    return x0;
+    const auto shown = set.pixels.first(static_cast<size_t>(batch() * set.image_bytes()));
+    return {shown.begin(), shown.end()};
   }
 
   void forward() const {
-    const std::vector<float> x0 = data_images();
+    const std::vector<uint8_t> pixels = data_images();
     SamplerConfig levels = default_sampler(config_.diffusion, SamplerKind::ddpm);
     levels.steps = std::min<int64_t>(kMostFrames - 1, config_.diffusion.timesteps);
     std::vector<double> sigmas = visited_sigmas(levels, config_.diffusion);
@@ -151,10 +155,10 @@ class Visualizer {
     const auto executor = compile(build_corruption(config_.unet, batch()), environment_, exact);
     const auto seed = seed_words(options_.seed);
     executor->write_state("seed", std::as_bytes(std::span(seed)));
-    executor->write_input("x0", std::as_bytes(std::span(x0)));
+    executor->write_input("pixels", std::as_bytes(std::span(pixels)));
     executor->write_input("index", std::as_bytes(std::span(options_.images)));
     Frames frames;
-    std::vector<float> x(x0.size());
+    std::vector<float> x(pixels.size());
     for (const double sigma : sigmas) {
       const auto level = static_cast<float>(sigma);
       executor->write_state("sigma", std::as_bytes(std::span(&level, 1)));
@@ -227,6 +231,8 @@ class Visualizer {
   const RunConfig& config_;
   const SamplerConfig reverse_;
   const std::string weights_;
+  const std::vector<int32_t> classes_;
+  OutputFolder folder_;
   const std::vector<uint8_t> low_res_;
   DrawRequest request_;
   const std::vector<float> parameters_;

@@ -67,7 +67,8 @@ Action add_sample(CLI::App& app) {
   add_text(app, "--class", o.classes, "NAME|N[,...]",
            "Classes that the images take in turn, by name, or by number where no name is the same", "all in turn");
   add_path(app, "--low-res", flags->low_res,
-           "Images to enlarge, by a model that does: a folder, one image or an IDX file; image I enlarges number I");
+           "Images to enlarge, by a model that does: a folder, one image or an IDX file; image I enlarges number I, "
+           "beyond the last from the first again; one of another shape is cut around its centre");
   flags->sampler.add(app);
   app.add_flag("--print-schedule", o.print_schedule, "Print the noise levels and coefficients; draw nothing");
   add_text(app, "--weights", o.weights, "ema|raw|ema_1...", "Averaged weights, or those of the last step",

@@ -128,7 +128,11 @@ Action add_train(CLI::App& app) {
             "Decay of the moving average of the weights; several make several averages", kPreset);
   add_choice(app, "--process", flags->process, {"ddpm", "edm"},
              "Timesteps of a noise schedule, or noise levels as in EDM", kPreset);
-  add_choice(app, "--schedule", flags->schedule, {"linear", "scaled_linear", "cosine"}, "Noise schedule", kPreset);
+  add_choice(
+      app, "--schedule", flags->schedule, {"linear", "scaled_linear", "cosine"},
+      "Noise schedule; of the first two beta goes from 1e-4 to 0.02, or as beta_start and beta_end in [diffusion] "
+      "of --config say",
+      kPreset);
   add_whole(app, "--timesteps", o.timesteps, {2, 1 << 20}, "Timesteps of the noise schedule", kPreset);
   add_choice(app, "--prediction", flags->prediction, {"eps", "x0", "v"}, "ddpm: what the network answers", kPreset);
   flags->rescale_flag = app.add_flag("--rescale-timesteps", flags->rescale_timesteps,

@@ -72,6 +72,13 @@ std::optional<Prediction> parse_prediction(std::string_view text) {
   return parse_name({Prediction::eps, Prediction::x0, Prediction::v}, text);
 }
 
+DiffusionConfig with_process(const DiffusionConfig& config, Process process) {
+  if (config.process == process) return config;
+  DiffusionConfig other{config.schedule, config.timesteps, process};
+  other.label_dropout = config.label_dropout;
+  return other;
+}
+
 void check(const DiffusionConfig& config) {
   check_timesteps(config);
   if (config.process == Process::edm) check_edm(config);

@@ -65,6 +65,9 @@ struct DiffusionConfig {
   static constexpr bool may_be_missing(std::string_view name) { return name != "schedule" && name != "timesteps"; }
 };
 
+/// What remains of a configuration in that process: of another one, its own fields would be refused there.
+DiffusionConfig with_process(const DiffusionConfig& config, Process process);
+
 /// Throws Error (wrong usage) with a choice that works.
 void check(const DiffusionConfig& config);
 /// The same for a model with so many classes, and with or without a learned variance.

@@ -70,15 +70,16 @@ void print_labels(const runtime::ImageSet& images) {
   say("labels: {}\n", text);
 }
 
-/// load_images() of a path that the user gave with `flag`: an Error that begins with the path begins with the flag.
+/// load_images() of a path that the user gave with `flag`, which every Error names.
 runtime::ImageSet load_given(std::string_view flag, const fs::path& path, const runtime::LoadSettings& settings,
                              const runtime::LoadReport& report) {
   try {
     return runtime::load_images(path, settings, report);
   } catch (const Error& error) {
     const std::string_view message = error.what();
-    if (!message.starts_with(fmt::format("'{}'", path.string()))) throw;
-    throw Error(fmt::format("{} {}", flag, message), error.remedy(), error.exit_code());
+    if (message.starts_with("--")) throw;  // It names one of its own.
+    const bool path_first = message.starts_with(fmt::format("'{}'", path.string()));
+    throw Error(fmt::format("{}{} {}", flag, path_first ? "" : ":", message), error.remedy(), error.exit_code());
   }
 }
 
@@ -117,6 +118,7 @@ std::vector<uint8_t> load_low_res(const fs::path& path, const UNetConfig& unet, 
   settings.channels = static_cast<int>(shape[2]);
   settings.threads = threads;
   settings.cache_folder = default_data_cache(environment);
+  settings.can_change = false;
   DecodeProgress progress;
   const runtime::ImageSet images = load_given("--low-res", path, settings, print_report(progress, nullptr));
   say("low-res: {}\n", images.summary);
@@ -126,15 +128,7 @@ std::vector<uint8_t> load_low_res(const fs::path& path, const UNetConfig& unet, 
 std::vector<uint8_t> low_res_of(const runtime::ImageSet& images, const UNetConfig& unet, int64_t count) {
   const ir::Shape shape = low_res_shape(unet);
   const runtime::ImageSize size{static_cast<int>(shape[0]), static_cast<int>(shape[1])};
-  const auto each = static_cast<size_t>(images.image_bytes());
-  std::vector<uint8_t> all;
-  for (size_t i = 0; i < static_cast<size_t>(std::min(count, images.count)); ++i) {
-    const auto pixels = images.pixels.subspan(i * each, each);
-    const runtime::Image image{images.width, images.height, images.channels, {pixels.begin(), pixels.end()}};
-    const runtime::Image small = runtime::resize(image, size, runtime::Crop::none);
-    all.insert(all.end(), small.pixels.begin(), small.pixels.end());
-  }
-  return all;
+  return runtime::fit_pixels(images, std::min(count, images.count), size, images.channels, runtime::Crop::none, {});
 }
 
 void describe_data(const fs::path& path) {

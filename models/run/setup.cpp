@@ -13,6 +13,7 @@
 #include "models/config/config_json.h"
 #include "models/config/toml_file.h"
 #include "models/config/training_table.h"
+#include "models/low_res.h"
 #include "models/presets.h"
 
 namespace difuse::models {
@@ -173,6 +174,16 @@ std::string size_text(const UNetConfig& unet) {
   return size_text(unet.image_height, unet.image_width, unet.image_channels);
 }
 
+bool is_possible(const UNetConfig& unet) {
+  try {
+    check(unet);
+    if (takes_low_res(unet)) low_res_shape(unet);
+  } catch (const Error&) {
+    return false;
+  }
+  return true;
+}
+
 /// What makes images and model fit: other flags, or a preset.
 std::string size_remedy(const runtime::ImageSet& images, const UNetConfig& unet) {
   const auto flags = [&](int64_t height, int64_t width, int64_t channels) {
@@ -185,9 +196,13 @@ std::string size_remedy(const runtime::ImageSet& images, const UNetConfig& unet)
       text += fmt::format("{}--channels {}", text.empty() ? "" : " ", channels);
     return text;
   };
-  std::string text = fmt::format("give {} to bring the images to the model's size, {} for a model of theirs",
-                                 flags(unet.image_height, unet.image_width, unet.image_channels),
-                                 flags(images.height, images.width, images.channels));
+  std::string text = fmt::format("give {} to bring the images to the model's size",
+                                 flags(unet.image_height, unet.image_width, unet.image_channels));
+  UNetConfig theirs = unet;
+  theirs.image_height = images.height, theirs.image_width = images.width, theirs.image_channels = images.channels;
+  if (is_possible(theirs)) {
+    text += fmt::format(", {} for a model of theirs", flags(images.height, images.width, images.channels));
+  }
   std::vector<std::string> names;
   for (const Preset& preset : presets()) {
     if (preset.unet.conditioning_channels > 0) continue;
@@ -291,14 +306,16 @@ void check_process_flags(Settings& settings, const DiffusionConfig& diffusion) {
   }
 }
 
-/// The process that a preset or weights have, for a run that asks for the other one: what only the first knows would be
-/// refused, though nobody asked for it.
-DiffusionConfig with_process(const DiffusionConfig& had, Settings& settings) {
-  const Setting* asked = settings.find("diffusion", "process");
-  if (asked == nullptr || asked->value == std::string(to_string(had.process))) return had;
-  DiffusionConfig config{had.schedule, had.timesteps};
-  config.label_dropout = had.label_dropout;
-  return config;
+/// A model that enlarges images sees a small copy of them.
+void check_second_image(const UNetConfig& unet, const TrainOptions& options) {
+  if (!takes_low_res(unet)) return;
+  if (options.channels && unet.conditioning_channels != unet.image_channels) {
+    wrong_usage(
+        fmt::format("--channels {}, but the image that the model enlarges has {} channels", *options.channels,
+                    unet.conditioning_channels),
+        fmt::format("leave it out, or set conditioning_channels = {} in [model] of --config", *options.channels));
+  }
+  low_res_shape(unet);
 }
 
 /// Preset or checkpoint, then the file, then the flags.
@@ -320,7 +337,10 @@ RunConfig merge(const TrainOptions& options, const Checkpoint* resumed, const Tr
     if (part->value == (whole != nullptr ? whole->value : json(table.batch))) part->value = 0;  // All at once.
   }
   config.unet = settings.apply("model", config.unet, resumed);
-  if (resumed == nullptr) config.diffusion = with_process(config.diffusion, settings);
+  if (const Setting* asked = settings.find("diffusion", "process"); resumed == nullptr && asked != nullptr) {
+    // What only the process of a preset or of weights knows would be refused, though nobody asked for it.
+    config.diffusion = with_process(config.diffusion, *parse_process(asked->value.get<std::string>()));
+  }
   config.diffusion = settings.apply("diffusion", config.diffusion, resumed);
   check_process_flags(settings, config.diffusion);
   table = settings.apply("training", table, resumed);
@@ -328,6 +348,7 @@ RunConfig merge(const TrainOptions& options, const Checkpoint* resumed, const Tr
   try {
     config.training = from_table(table);
     check(config.unet);
+    check_second_image(config.unet, options);
     check(config.diffusion);
   } catch (const Error& error) {
     if (!options.config) throw;

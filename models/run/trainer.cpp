@@ -271,16 +271,21 @@ void Trainer::draw_samples(const InterruptGuard& interrupt) {
   if (out_of_time()) return;
   if (!sampler_) {
     SamplerConfig sampling = default_sampler(config_.diffusion);
-    sampling.batch = kGridImages;
+    sampling.batch = std::min(kGridImages, config_.training.batch);  // What memory is known to hold.
     sampler_ = std::make_unique<Sampler>(config_.unet, config_.diffusion, sampling, environment_, backend_);
   }
   std::vector<float> parameters(static_cast<size_t>(layout_.size()));
   const bool averaged = !config_.training.optimizer.ema_decays.empty();
   executor_->read_state(averaged ? "ema" : "params", std::as_writable_bytes(std::span(parameters)));
   std::vector<uint8_t> low_res;
-  if (takes_low_res(config_.unet)) low_res = low_res_of(loader_.images(), config_.unet, kGridImages);
-  const auto images = sampler_->draw({parameters, config_.run.seed, image_numbers(0, kGridImages),
-                                      every_class(config_.unet, config_.diffusion), low_res},
+  std::vector<int32_t> classes = every_class(config_.unet, config_.diffusion);
+  if (takes_low_res(config_.unet)) {
+    const runtime::ImageSet& data = loader_.images();
+    const int64_t count = std::min(kGridImages, data.count);
+    low_res = low_res_of(data, config_.unet, count);
+    if (!classes.empty()) classes.assign(data.labels.begin(), data.labels.begin() + count);  // What they show.
+  }
+  const auto images = sampler_->draw({parameters, config_.run.seed, image_numbers(0, kGridImages), classes, low_res},
                                      [&](int64_t, int64_t) { return interrupt.signal() == 0 && !out_of_time(); });
   if (images.empty()) return;
   const fs::path path = options_.out / "samples" / fmt::format("step_{:06}.png", step_);

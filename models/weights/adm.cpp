@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "ir/error.h"
 
 namespace difuse::models {
@@ -15,7 +17,7 @@ class Inference {
     UNetConfig c;
     c.model_channels = size("time_embed.0.weight", 1);
     const int64_t in = size("input_blocks.0.0.weight", 1), out = size("out.2.weight", 0);
-    read_channels(c, in, out);
+    infer_channels(c, in, out);
     if (has("label_emb.weight")) c.num_classes = size("label_emb.weight", 0);
     read_levels(c, unknown);
     c.use_scale_shift_norm =
@@ -41,13 +43,6 @@ class Inference {
                   "give the weights of the UNet itself, not of a classifier or of another model");
     }
     return found->second.shape[axis];
-  }
-
-  /// Three channels more than the images have are a second image; twice as many outputs are a learned variance.
-  static void read_channels(UNetConfig& c, int64_t in, int64_t out) {
-    c.image_channels = in;
-    if (in == 6 && (out == 3 || out == 6)) c.image_channels = c.conditioning_channels = 3;
-    c.learn_sigma = out == 2 * c.image_channels;
   }
 
   void read_levels(UNetConfig& c, std::set<std::string>& unknown) const {
@@ -99,6 +94,13 @@ class Inference {
 };
 
 }  // namespace
+
+void infer_channels(UNetConfig& config, int64_t in, int64_t out) {
+  config.image_channels = std::min(in, out);
+  if (in == out && (in == 2 || in == 6 || in == 8)) config.image_channels = in / 2;
+  config.conditioning_channels = in - config.image_channels;
+  config.learn_sigma = out == 2 * config.image_channels;
+}
 
 UNetConfig infer_adm_config(const FileTensors& tensors, std::set<std::string>& unknown) {
   return Inference(tensors).run(unknown);

@@ -123,7 +123,8 @@ UNetConfig read_diffusers_config(const fs::path& folder, const FileTensors& tens
     config.conditioning_channels = config.image_channels - out;
     config.image_channels = out;
     config.learn_sigma = false;
-    unknown.insert("low_res_factor");
+    if (keys.is_null("low_res_factor")) unknown.insert("low_res_factor");
+    config.low_res_factor = keys.get<int64_t>("low_res_factor", config.low_res_factor);
   }
   if (config.out_channels() != out) keys.refuse("out_channels", "is neither the images' channels nor twice them");
   read_blocks(keys, config);
@@ -221,6 +222,8 @@ nlohmann::ordered_json diffusers_config(const UNetConfig& c) {
   object["freq_shift"] = static_cast<int64_t>(c.freq_shift);
   object["in_channels"] = c.input_channels();
   object["layers_per_block"] = c.num_res_blocks;
+  // Of difuse alone: diffusers warns of a key that it does not know, and goes on.
+  if (c.conditioning_channels > 0) object["low_res_factor"] = c.low_res_factor;
   object["mid_block_scale_factor"] = 1;
   object["norm_eps"] = c.norm_eps;
   object["norm_num_groups"] = c.groups;

@@ -24,7 +24,8 @@ std::filesystem::path find_diffusers_folder(const std::filesystem::path& path);
 UNetConfig read_diffusers_config(const std::filesystem::path& folder, const FileTensors& tensors,
                                  std::set<std::string>& unknown);
 
-/// config.json for a model. Error (wrong usage) naming the field that UNet2DModel cannot have.
+/// config.json for a model; of one that enlarges images it has a key of our own, "low_res_factor". Error (wrong usage)
+/// naming the field that UNet2DModel cannot have.
 nlohmann::ordered_json diffusers_config(const UNetConfig& config);
 
 /// Where the values of our parameter lie: the names of one tensor, or of three that are concatenated. The first is what

@@ -1,6 +1,7 @@
 #include "models/weights/diffusers_schedule.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -41,6 +42,9 @@ void read_betas(const JsonKeys& keys, DiffusionConfig& config) {
   const std::string schedule = keys.get<std::string>("beta_schedule", "linear");
   if (!keys.is_null("trained_betas")) keys.refuse("trained_betas", "is not supported, only null is");
   keys.require<bool>("rescale_betas_zero_snr", false);
+  keys.require<bool>("use_flow_sigmas", false);
+  keys.require<double>("snr_shift_scale", 1);
+  keys.require<std::string>("timestep_type", "discrete");  // The others' network sees log(sigma) / 4.
   config.timesteps = keys.get<int64_t>("num_train_timesteps", 1000);
   if (config.timesteps < 1) keys.refuse("num_train_timesteps", "is no number of timesteps");
   if (schedule == "squaredcos_cap_v2") {
@@ -66,18 +70,58 @@ Prediction read_prediction(const JsonKeys& keys) {
   return Prediction::v;
 }
 
+/// How its authors draw, as flags, where that differs from what is done without.
+std::vector<std::string> drawing_flags(const JsonKeys& keys, std::string_view scheduler, Process process,
+                                       bool learn_sigma) {
+  std::vector<std::string> flags;
+  const auto give = [&](const char* flag, const auto& value) { flags.push_back(fmt::format("{} {}", flag, value)); };
+  const auto give_other = [&](const char* key, const char* flag, double usual) {
+    if (const double value = keys.get<double>(key, usual); value != usual) give(flag, value);
+  };
+  const bool edm = process == Process::edm, ddpm = scheduler.starts_with("DDPM");
+  if (edm) {
+    give_other("sigma_min", "--sigma-min", 0.002);
+    give_other("sigma_max", "--sigma-max", 80);
+    give_other("rho", "--rho", 7);
+  }
+  const std::string variance = keys.get<std::string>("variance_type", "fixed_small");
+  if (variance == "fixed_large") {
+    if (ddpm && !learn_sigma) give("--variance", "large");
+  } else if (variance != "fixed_small" && variance != "fixed_small_log" && variance != "learned_range") {
+    keys.refuse("variance_type", R"(is not supported, only "fixed_small", "fixed_large" and "learned_range" are)",
+                R"(set "fixed_small", the default, if the model may be drawn from with that)");
+  }
+  const bool by_default = ddpm || scheduler.starts_with("DDIM");
+  const bool clips = (by_default || scheduler == "HeunDiscrete") && keys.get<bool>("clip_sample", by_default);
+  std::string clipping = clips ? "clip" : "none";
+  if (keys.get<bool>("thresholding", false)) {
+    clipping = keys.get<double>("sample_max_value", 1) > 1 ? "dynamic" : "clip";  // Up to 1 they are the same.
+  } else if (clips && keys.get<double>("clip_sample_range", 1) != 1) {
+    keys.refuse("clip_sample_range", "is not supported, only 1 is",
+                R"(set it to 1, or "clip_sample" to false and draw with --clip none)");
+  }
+  if (clipping != (edm ? "none" : "clip")) give("--clip", clipping);
+  if (clipping == "dynamic") give_other("dynamic_thresholding_ratio", "--percentile", 0.995);
+  return flags;
+}
+
 }  // namespace
 
 fs::path find_diffusers_schedule(const fs::path& unet_folder) {
   constexpr const char* kName = "scheduler_config.json";
-  const fs::path folder = unet_folder.has_filename() ? unet_folder : unet_folder.parent_path();
   std::error_code ignored;
-  if (fs::exists(folder / kName, ignored)) return folder / kName;
-  const fs::path beside = folder.parent_path() / "scheduler" / kName;
-  return folder.filename() == "unet" && fs::exists(beside, ignored) ? beside : fs::path();
+  if (fs::exists(unet_folder / kName, ignored)) return unet_folder / kName;
+  // The user may stand in the folder, or have a link to it or in its place.
+  for (const fs::path& whole :
+       {fs::absolute(unet_folder, ignored).lexically_normal(), fs::weakly_canonical(unet_folder, ignored)}) {
+    const fs::path folder = whole.has_filename() ? whole : whole.parent_path();
+    const fs::path beside = folder.parent_path() / "scheduler" / kName;
+    if (folder.filename() == "unet" && fs::exists(beside, ignored)) return beside;
+  }
+  return {};
 }
 
-DiffusersSchedule read_diffusers_schedule(const fs::path& path) {
+DiffusersSchedule read_diffusers_schedule(const fs::path& path, const UNetConfig& unet) {
   const JsonKeys keys(path);
   DiffusersSchedule found;
   DiffusionConfig& config = found.diffusion;
@@ -93,19 +137,15 @@ DiffusersSchedule read_diffusers_schedule(const fs::path& path) {
   } else {
     keys.refuse("_class_name", "is not supported: its process is none of those here");
   }
+  config.label_dropout = keys.get<double>("label_dropout", 0);
   try {
-    check(config);
+    check_model(config, unet.num_classes, unet.learn_sigma);
   } catch (const Error& error) {
     throw Error(fmt::format("'{}': {}", path.string(), error.what()), "this model cannot be expressed here");
   }
 
-  if (keys.get<std::string>("variance_type", "fixed_small") == "fixed_large") {
-    found.notes.emplace_back("its scheduler draws with a large variance: give --variance large for the same");
-  }
-  if (keys.get<bool>("thresholding", false)) {
-    found.notes.emplace_back("its scheduler draws with dynamic thresholding: give --clip dynamic for the same");
-  } else if (config.process == Process::ddpm && !keys.get<bool>("clip_sample", true)) {
-    found.notes.emplace_back("its scheduler does not clip: give --clip none for the same");
+  if (const auto flags = drawing_flags(keys, name, config.process, unet.learn_sigma); !flags.empty()) {
+    found.note = fmt::format("its scheduler draws as difuse sample does with {}", fmt::join(flags, " "));
   }
   return found;
 }
@@ -113,10 +153,15 @@ DiffusersSchedule read_diffusers_schedule(const fs::path& path) {
 nlohmann::ordered_json diffusers_schedule(const DiffusionConfig& diffusion, bool learn_sigma) {
   nlohmann::ordered_json object;
   object["_diffusers_version"] = "0.30.0";
+  // Of difuse alone, as "low_res_factor" in config.json: that the last class stands for no label.
+  const auto write_label_dropout = [&] {
+    if (diffusion.label_dropout > 0) object["label_dropout"] = diffusion.label_dropout;
+  };
   if (diffusion.process == Process::edm) {
     object["_class_name"] = "EDMEulerScheduler";
     object["prediction_type"] = "epsilon";
     object["sigma_data"] = diffusion.sigma_data;
+    write_label_dropout();
     return object;
   }
   if (diffusion.rescale_timesteps && diffusion.timesteps != 1000) {
@@ -136,6 +181,7 @@ nlohmann::ordered_json diffusers_schedule(const DiffusionConfig& diffusion, bool
                               : diffusion.prediction == Prediction::x0 ? "sample"
                                                                        : "v_prediction";
   object["variance_type"] = learn_sigma ? "learned_range" : "fixed_small";
+  write_label_dropout();
   return object;
 }
 

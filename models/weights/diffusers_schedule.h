@@ -5,9 +5,9 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <vector>
 
 #include "models/diffusion/diffusion_config.h"
+#include "models/unet_config.h"
 
 namespace difuse::models {
 
@@ -17,12 +17,12 @@ std::filesystem::path find_diffusers_schedule(const std::filesystem::path& unet_
 
 struct DiffusersSchedule {
   DiffusionConfig diffusion;
-  std::vector<std::string> notes;  ///< What the scheduler does in drawing that takes a flag here.
+  std::string note;  ///< What the scheduler does in drawing that takes flags here; empty for nothing.
 };
 
-/// Noise schedule, prediction and process. Error naming the key whose value has no counterpart here, such as a zero
-/// terminal signal or a schedule of flow matching.
-DiffusersSchedule read_diffusers_schedule(const std::filesystem::path& path);
+/// Noise schedule, prediction and process, and "label_dropout", a key of our own. Error naming the key whose value has
+/// no counterpart here, such as a zero terminal signal or a schedule of flow matching, or that `unet` cannot have.
+DiffusersSchedule read_diffusers_schedule(const std::filesystem::path& path, const UNetConfig& unet);
 
 /// scheduler_config.json for a process. Error (wrong usage) naming the field that no scheduler has.
 nlohmann::ordered_json diffusers_schedule(const DiffusionConfig& diffusion, bool learn_sigma);

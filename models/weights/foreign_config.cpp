@@ -71,6 +71,15 @@ Config apply(const Config& config, const char* table, const Said& said, std::set
   return config_from_json<Config>(fields, table);
 }
 
+/// `config` in the process that the file asks for.
+DiffusionConfig in_process_of(const DiffusionConfig& config, const Said& said) {
+  const auto asked = std::ranges::find_if(said.file.settings, [](const Setting& setting) {
+    return setting.table == "diffusion" && setting.key == "process";
+  });
+  if (asked == said.file.settings.end()) return config;
+  return with_process(config, *parse_process(asked->value.get<std::string>()));
+}
+
 /// Takes from `from` the fields that are open.
 UNetConfig complete(const ForeignConfig& described, const UNetConfig& from) {
   ordered_json fields = config_to_json(described.unet);
@@ -99,7 +108,7 @@ void require_no_difference(const fs::path& path, const UNetConfig& file, const U
 
 /// What decides an output and no tensor shows: nothing may be guessed here.
 std::vector<std::string> essential(const ForeignConfig& described) {
-  constexpr std::array kNames = {"image_height", "image_width", "num_heads", "qkv_order"};
+  constexpr std::array kNames = {"image_height", "image_width", "low_res_factor", "num_heads", "qkv_order"};
   std::vector<std::string> names;
   for (const char* name : kNames) {
     const bool heads = std::string_view(name).starts_with("num_") || std::string_view(name).starts_with("qkv");
@@ -139,7 +148,8 @@ RunConfig run_config(std::string name, const UNetConfig& unet, const DiffusionCo
 }  // namespace
 
 RunConfig settle_foreign_config(const fs::path& path, const ForeignConfig& described, const WeightsOptions& options) {
-  const std::string file_name = path.filename().empty() ? path.parent_path().filename() : path.filename();
+  const fs::path whole = fs::absolute(path).lexically_normal();  // "." and "unet/" have names too.
+  const std::string file_name = whole.has_filename() ? whole.filename() : whole.parent_path().filename();
   Said said = said_by(options);
   if (const std::vector<std::string> open = essential(described); !said.base && !options.config && !open.empty()) {
     said.base = matching_preset(path, described);
@@ -165,7 +175,8 @@ RunConfig settle_foreign_config(const fs::path& path, const ForeignConfig& descr
     }
   }
   const DiffusionConfig known = said.base ? said.base->diffusion : DiffusionConfig();
-  const DiffusionConfig diffusion = apply(described.diffusion.value_or(known), "diffusion", said, keys);
+  const DiffusionConfig diffusion =
+      apply(in_process_of(described.diffusion.value_or(known), said), "diffusion", said, keys);
   check(unet);
   check(diffusion);
   return run_config(said.base ? said.base->name : file_name, unet, diffusion,

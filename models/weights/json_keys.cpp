@@ -1,6 +1,7 @@
 #include "models/weights/json_keys.h"
 
 #include <fstream>
+#include <utility>
 
 namespace difuse::models {
 
@@ -13,11 +14,11 @@ JsonKeys::JsonKeys(std::filesystem::path path) : path_(std::move(path)) {
   }
 }
 
-void JsonKeys::refuse(const std::string& key, std::string_view what) const {
+void JsonKeys::refuse(const std::string& key, std::string_view what, std::string remedy) const {
   const auto found = object_.find(key);
   throw Error(fmt::format("'{}': \"{}\": {} {}", path_.string(), key,
                           found == object_.end() ? "(left out)" : found->dump(), what),
-              "this model cannot be expressed here");
+              std::move(remedy));
 }
 
 }  // namespace difuse::models

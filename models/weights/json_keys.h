@@ -21,7 +21,8 @@ class JsonKeys {
   /// Errors: the file cannot be read; it is no JSON object.
   explicit JsonKeys(std::filesystem::path path);
 
-  [[noreturn]] void refuse(const std::string& key, std::string_view what) const;
+  [[noreturn]] void refuse(const std::string& key, std::string_view what,
+                           std::string remedy = "this model cannot be expressed here") const;
 
   bool contains(const std::string& key) const { return object_.contains(key); }
   bool is_array(const std::string& key) const { return contains(key) && object_[key].is_array(); }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "ir/error.h"
+#include "models/weights/adm.h"
 
 namespace difuse::models {
 
@@ -31,9 +32,7 @@ UNetConfig infer_strided_config(const FileTensors& tensors, std::set<std::string
   }
   c.num_res_blocks = count("middle");
   const int64_t in = size("down.0.weight", 1) - 1, out = size(fmt::format("up.{}.weight", levels - 1), 1);
-  c.image_channels = out == 2 * in ? in : out;
-  c.learn_sigma = out == 2 * in;
-  c.conditioning_channels = in - c.image_channels;
+  infer_channels(c, in, out);
   unknown.insert({"image_height", "image_width", "groups", "norm_eps", "max_period", "freq_shift", "cosines_first",
                   "downsample_padding", "num_heads", "num_head_channels", "qkv_order", "middle_attention",
                   "middle_attention_norm", "conv_resample"});

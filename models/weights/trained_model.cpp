@@ -87,7 +87,7 @@ TrainedModel TrainedModel::open(const fs::path& path, std::string_view flag, con
 
 void TrainedModel::open_foreign(const WeightsOptions& options) {
   ForeignConfig described;
-  std::vector<std::string> schedule_notes;
+  std::string schedule_note;
   const FileKind kind = kind_of_file(path_);
   const fs::path folder = find_diffusers_folder(path_);
   if (!folder.empty()) {
@@ -95,9 +95,9 @@ void TrainedModel::open_foreign(const WeightsOptions& options) {
     file_ = std::make_unique<TensorFile>(TensorFile::open_folder(folder));
     described.unet = read_diffusers_config(folder, tensors(), described.unknown);
     if (const fs::path schedule = find_diffusers_schedule(folder); !schedule.empty()) {
-      DiffusersSchedule read = read_diffusers_schedule(schedule);
+      DiffusersSchedule read = read_diffusers_schedule(schedule, described.unet);
       described.diffusion = read.diffusion;
-      schedule_notes = std::move(read.notes);
+      schedule_note = std::move(read.note);
     }
     described.kind = "a UNet2DModel of diffusers";
   } else if (kind == FileKind::unet_cu_weights) {
@@ -140,7 +140,7 @@ void TrainedModel::open_foreign(const WeightsOptions& options) {
   }
   config_ = settle_foreign_config(path_, described, options);
   notes_.push_back(fmt::format("'{}': {}, taken for {}", path_.string(), described.kind, config_.run.model));
-  notes_.insert(notes_.end(), schedule_notes.begin(), schedule_notes.end());
+  if (!schedule_note.empty()) notes_.push_back(schedule_note);
 }
 
 std::vector<std::string> TrainedModel::weight_names() const {

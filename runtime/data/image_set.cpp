@@ -15,6 +15,23 @@ void ImageSet::own(std::vector<std::uint8_t> bytes) {
   owner = std::move(holder);
 }
 
+std::vector<std::uint8_t> fit_pixels(const ImageSet& images, std::int64_t count, const ImageSize& size, int channels,
+                                     Crop crop, std::string_view remedy) {
+  const auto bytes = static_cast<std::size_t>(images.image_bytes());
+  std::vector<std::uint8_t> pixels;
+  pixels.reserve(std::uint64_t(count) * size.height * size.width * channels);
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::span<const std::uint8_t> stored = images.pixels.subspan(i * bytes, bytes);
+    const Image image{images.width, images.height, images.channels, {stored.begin(), stored.end()}};
+    if (const auto fault = misfit(image, size, crop)) {
+      throw Error(fmt::format("each image {}", *fault), std::string(remedy), ExitCode::wrong_usage);
+    }
+    const Image fitted = to_channels(resize(image, size, crop), channels);
+    pixels.insert(pixels.end(), fitted.pixels.begin(), fitted.pixels.end());
+  }
+  return pixels;
+}
+
 std::vector<std::int64_t> class_counts(const ImageSet& images) {
   std::vector<std::int64_t> counts;
   if (images.labels.empty()) return counts;

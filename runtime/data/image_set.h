@@ -6,7 +6,10 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
+
+#include "runtime/data/image/fit.h"
 
 namespace difuse::runtime {
 
@@ -27,6 +30,11 @@ struct ImageSet {
   /// Makes `bytes` the pixels.
   void own(std::vector<std::uint8_t> bytes);
 };
+
+/// The pixels of the first `count` images, brought to a size and channels by resize() and to_channels(). Error with
+/// that remedy (wrong usage) where they are misfits.
+std::vector<std::uint8_t> fit_pixels(const ImageSet& images, std::int64_t count, const ImageSize& size, int channels,
+                                     Crop crop, std::string_view remedy);
 
 /// How many images each label has: [largest label + 1], empty without labels. Negative labels are not counted.
 std::vector<std::int64_t> class_counts(const ImageSet& images);

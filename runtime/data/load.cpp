@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <fstream>
-#include <span>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -40,28 +39,18 @@ ImageSet fit_packed(ImageSet set, const LoadSettings& settings) {
   const ImageSize size = resized ? settings.size : ImageSize{set.height, set.width};
   const int channels = settings.channels > 0 && !settings.idx_keeps_channels ? settings.channels : set.channels;
   if (size == ImageSize{set.height, set.width} && channels == set.channels) return set;
-  const auto bytes = static_cast<std::size_t>(set.image_bytes());
-  const auto brought = [&](ImageSet to) {
-    to.height = size.height;
-    to.width = size.width;
-    to.channels = channels;
-    to.summary += fmt::format("; brought to {}x{}x{}", to.height, to.width, to.channels);
-    return to;
-  };
-  if (settings.look_only) return brought(std::move(set));
-  std::vector<std::uint8_t> pixels;
-  pixels.reserve(std::uint64_t(set.count) * size.height * size.width * channels);
-  for (std::int64_t i = 0; i < set.count; ++i) {
-    const std::span<const std::uint8_t> stored = set.pixels.subspan(i * bytes, bytes);
-    Image image{set.width, set.height, set.channels, {stored.begin(), stored.end()}};
-    if (const auto fault = misfit(image, size, settings.crop)) {
-      throw Error(fmt::format("each image {}", *fault), "give another --image-size", ExitCode::wrong_usage);
-    }
-    const Image fitted = to_channels(resize(image, size, settings.crop), channels);
-    pixels.insert(pixels.end(), fitted.pixels.begin(), fitted.pixels.end());
+  if (!settings.look_only) {
+    set.own(fit_pixels(set, set.count, size, channels, settings.crop,
+                       settings.can_change ? "give another --image-size" : "give images of another shape"));
   }
-  set.own(std::move(pixels));
-  return brought(std::move(set));
+  set.summary += fmt::format("; brought to {}x{}x{}", size.height, size.width, channels);
+  if (const ImageSize stored{set.height, set.width}; size != stored) {
+    set.summary += fmt::format(" ({})", describe_fit(stored, size, settings.crop));
+  }
+  set.height = size.height;
+  set.width = size.width;
+  set.channels = channels;
+  return set;
 }
 
 ImageSet load_single(const fs::path& path, LoadSettings settings) {
@@ -79,6 +68,10 @@ ImageSet load_single(const fs::path& path, LoadSettings settings) {
   set.own(std::move(file.image.pixels));
   set.summary = fmt::format("1 image of {}x{}x{} from {} ({}: {}), no labels", set.height, set.width, set.channels,
                             path.string(), describe(file.kind), describe_treatment(file.kind, channels));
+  if (const ImageSize size{set.height, set.width}; size != file.stored) {
+    set.summary +=
+        fmt::format("; of {} before: {}", describe(file.stored), describe_fit(file.stored, size, settings.crop));
+  }
   return set;
 }
 

@@ -31,6 +31,7 @@ struct LoadSettings {
   bool look_only = false;              ///< Decode and report, keep nothing: the set has no pixels, no cache is written.
   int threads = 0;                     ///< That decode; 0: one for each core.
   std::filesystem::path cache_folder;  ///< Where decoded folders are kept; empty: nowhere.
+  bool can_change = true;              ///< Whether there are flags for size, bad images and cache: remedies name them.
   DecodeLimits limits;
 };
 

@@ -78,6 +78,26 @@ TEST_F(Convert, WeightsOfOneProcessBeginATrainingOfAnother) {
   EXPECT_CONTAINS(shown, "process = \"edm\"");
   EXPECT_CONTAINS(shown, "prediction = \"eps\"");
   draw(out);
+  // The same of a file.
+  write_file(folder_ / "edm.toml", "[diffusion]\nprocess = \"edm\"\n");
+  const std::string other = (folder_ / "other").string();
+  run({"train", "--data", (folder_ / "images").string(), "--init", from, "--config", (folder_ / "edm.toml").string(),
+       "--out", other, "--steps", "1", "--batch", "4", "--sample-every", "0", "--data-cache",
+       (folder_ / "cache").string()});
+  EXPECT_CONTAINS(run({"inspect", other, "--toml"}).out, "process = \"edm\"");
+}
+
+TEST_F(Convert, AUnetInItsOwnFolderKeepsItsSchedulerAndName) {
+  const fs::path unet = folder_ / "pipe" / "unet";
+  fs::create_directories(folder_ / "pipe" / "scheduler");
+  fs::copy(kWeights / "diffusers_plain", unet);
+  fs::remove(unet / "scheduler_config.json");
+  write_file(folder_ / "pipe" / "scheduler" / "scheduler_config.json",
+             R"({"_class_name": "EDMEulerScheduler", "sigma_max": 40})");
+  const Outcome outcome = difuse({"inspect", "."}, {}, unet);
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_CONTAINS(outcome.out, "taken for unet");
+  EXPECT_CONTAINS(outcome.out, "--sigma-max 40");
 }
 
 TEST_F(Convert, TrainingReadsImagesOfUnetCu) {

@@ -204,7 +204,7 @@ TEST_F(Folder, BadImagesStopTheRunOrAreSkipped) {
   write_file(images() / "page.jpg", "<!DOCTYPE html><html></html>");
   last_ = train({"--steps", "1"});
   EXPECT_EQ(last_.exit_code, 1);
-  for (const char* part : {"difuse: 2 of 12 image files", "cut.png", "page.jpg", "--on-bad-image skip"}) {
+  for (const char* part : {"difuse: --data: 2 of 12 image files", "cut.png", "page.jpg", "--on-bad-image skip"}) {
     EXPECT_CONTAINS(last_.err, part);
   }
   EXPECT_FALSE(fs::exists(folder_ / "runs"));
@@ -293,6 +293,11 @@ TEST_F(Folder, IdxDataChangeOnlyWhenAsked) {
   write_idx(data, 20, 16, 16);
   expect_refused(call(train_words(data, run(), {"--steps", "1"})), 2,
                  {"8x8x1", "16x16x1", "--image-size 8 to", "--image-size 16 for"});
+  // A size that the model's levels do not divide is no remedy.
+  write_idx(folder_ / "odd-idx3-ubyte", 20, 9, 9);
+  const Outcome odd = call(train_words(folder_ / "odd-idx3-ubyte", run(), {"--steps", "1"}));
+  expect_refused(odd, 2, {"8x8x1", "9x9x1", "--image-size 8 to"});
+  EXPECT_EQ(odd.err.find("--image-size 9"), std::string::npos) << odd.err;
   last_ = call(train_words(data, run(), {"--steps", "1", "--image-size", "8"}));
   EXPECT_EQ(last_.exit_code, 0) << last_.err;
   EXPECT_CONTAINS(last_.out, "brought to 8x8x1");

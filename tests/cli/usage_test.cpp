@@ -89,6 +89,7 @@ TEST(Usage, HelpOfEveryCommand) {
     EXPECT_EQ(help.err, "");
   }
   EXPECT_CONTAINS(difuse({"train", "--help"}).out, "--keep-last");
+  EXPECT_CONTAINS(difuse({"train", "--help"}).out, "beta goes from 1e-4 to 0.02");
   EXPECT_EQ(difuse({"--version"}).exit_code, 0);
 }
 

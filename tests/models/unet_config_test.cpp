@@ -102,6 +102,12 @@ TEST(UNetConfig, LowResolutionImagesThatDoNotFit) {
             "the image height 28 is not 8 times that of a low-resolution image | choose a height that low_res_factor "
             "divides, such as 32");
   EXPECT_CONTAINS(refusal([](UNetConfig& c) { c.low_res_factor = 1; }), "low_res_factor is 1");
+  // A size that is named suits levels and factor.
+  EXPECT_CONTAINS(refusal([](UNetConfig& c) { c.conditioning_channels = 1, c.low_res_factor = 3; }), "such as 36");
+  EXPECT_CONTAINS(refusal([](UNetConfig& c) {
+                    c.conditioning_channels = 1, c.low_res_factor = 3, c.image_height = c.image_width = 30;
+                  }),
+                  "3 levels need 36");
 }
 
 TEST(UNetConfig, NothingIsBuiltFromARefusedConfiguration) {

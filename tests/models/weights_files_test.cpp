@@ -13,9 +13,11 @@
 #include "ir/error.h"
 #include "models/config/config_json.h"
 #include "models/diffusion/ddpm.h"
+#include "models/presets.h"
 #include "models/weights/adm.h"
 #include "models/weights/diffusers.h"
 #include "models/weights/diffusers_schedule.h"
+#include "models/weights/foreign_config.h"
 #include "models/weights/trained_model.h"
 #include "models/weights/unpickle.h"
 #include "models/weights/zip_archive.h"
@@ -257,8 +259,8 @@ TEST_F(WeightsFiles, DiffusersKeysThatHaveNoCounterpart) {
 }
 
 TEST_F(WeightsFiles, SchedulersOfDiffusers) {
-  const auto read = [&](std::string_view text) {
-    return read_diffusers_schedule(write("scheduler_config.json", fmt::format("{{{}}}", text)));
+  const auto read = [&](std::string_view text, const UNetConfig& unet = {}) {
+    return read_diffusers_schedule(write("scheduler_config.json", fmt::format("{{{}}}", text)), unet);
   };
   const auto refused = [&](std::string_view text) { return error_of([&] { read(text); }); };
   EXPECT_EQ(read("").diffusion, DiffusionConfig());
@@ -268,8 +270,7 @@ TEST_F(WeightsFiles, SchedulersOfDiffusers) {
   EXPECT_EQ(latent.diffusion.schedule, NoiseSchedule::scaled_linear);
   EXPECT_EQ(latent.diffusion.prediction, Prediction::v);
   EXPECT_EQ(latent.diffusion.beta_start, 0.00085);
-  ASSERT_EQ(latent.notes.size(), 1u);
-  EXPECT_CONTAINS(latent.notes[0], "--clip none");
+  EXPECT_CONTAINS(latent.note, "--clip none");
   // Betas are as they stand there, whatever the number of timesteps.
   EXPECT_NEAR(betas(read(R"("num_train_timesteps": 250)").diffusion).back(), 0.02, 1e-15);
   EXPECT_EQ(read(R"("beta_schedule": "squaredcos_cap_v2", "prediction_type": "sample")").diffusion.prediction,
@@ -284,16 +285,104 @@ TEST_F(WeightsFiles, SchedulersOfDiffusers) {
   EXPECT_CONTAINS(refused(R"("rescale_betas_zero_snr": true)"), "rescale_betas_zero_snr");
   EXPECT_CONTAINS(refused(R"("beta_end": 2)"), "beta from");
   EXPECT_CONTAINS(refused(R"("num_train_timesteps": -1)"), "is of the wrong kind");
+  EXPECT_CONTAINS(refused(R"("timestep_type": "continuous")"), "\"timestep_type\": \"continuous\" is not supported");
+  EXPECT_CONTAINS(refused(R"("use_flow_sigmas": true)"), "use_flow_sigmas");
+  EXPECT_CONTAINS(refused(R"("snr_shift_scale": 3.0)"), "snr_shift_scale");
+  EXPECT_CONTAINS(refused(R"("label_dropout": 0.1)"), "0 classes");
+}
+
+TEST_F(WeightsFiles, HowSchedulersOfDiffusersDraw) {
+  UNetConfig unet;
+  const auto note = [&](const std::string& name, std::string_view more) {
+    const std::string text = fmt::format(R"({{"_class_name": "{}Scheduler"{}}})", name, more);
+    return read_diffusers_schedule(write("scheduler_config.json", text), unet).note;
+  };
+  const std::string begin = "its scheduler draws as difuse sample does with ";
+  EXPECT_EQ(note("DDPM", R"(, "variance_type": "fixed_small_log", "clip_sample_range": 1)"), "");
+  EXPECT_EQ(note("DDIM", R"(, "variance_type": "fixed_large")"), "");  // It has no such key, and does not read it.
+  EXPECT_EQ(note("DDPM", R"(, "variance_type": "fixed_large")"), begin + "--variance large");
+  EXPECT_EQ(note("DDPM", R"(, "clip_sample": false)"), begin + "--clip none");
+  // Those of the others that clip do so when asked.
+  EXPECT_EQ(note("EulerDiscrete", R"(, "clip_sample": true)"), begin + "--clip none");
+  EXPECT_EQ(note("HeunDiscrete", ""), begin + "--clip none");
+  EXPECT_EQ(note("HeunDiscrete", R"(, "clip_sample": true)"), "");
+  // Thresholds of at most sample_max_value, 1 unless said.
+  EXPECT_EQ(note("DDPM", R"(, "thresholding": true)"), "");
+  EXPECT_EQ(note("DDPM", R"(, "thresholding": true, "sample_max_value": 2, "dynamic_thresholding_ratio": 0.9)"),
+            begin + "--clip dynamic --percentile 0.9");
+  EXPECT_EQ(note("EDMEuler", R"(, "sigma_min": 0.002, "sigma_max": 80)"), "");
+  EXPECT_EQ(note("EDMEuler", R"(, "sigma_min": 0.01, "sigma_max": 40.5, "rho": 5)"),
+            begin + "--sigma-min 0.01 --sigma-max 40.5 --rho 5");
+  for (const char* variance : {"learned", "fixed_large_log", "any"}) {
+    EXPECT_CONTAINS(error_of([&] { note("DDPM", fmt::format(R"(, "variance_type": "{}")", variance)); }),
+                    fmt::format("\"variance_type\": \"{}\" is not supported", variance));
+  }
+  EXPECT_CONTAINS(error_of([&] { note("DDIM", R"(, "clip_sample_range": 2)"); }), "\"clip_sample_range\": 2 is not");
+  unet.learn_sigma = true;
+  EXPECT_EQ(note("DDPM", R"(, "variance_type": "fixed_large")"), "");  // --variance is refused of such a model.
+}
+
+TEST_F(WeightsFiles, ASchedulerBesideTheUnetHoweverItIsNamed) {
+  const std::filesystem::path unet = folder_ / "pipe" / "unet", scheduler = folder_ / "pipe" / "scheduler";
+  std::filesystem::create_directories(unet);
+  std::filesystem::create_directories(scheduler);
+  test::write_file(scheduler / "scheduler_config.json", "{}");
+  std::filesystem::create_directory_symlink(unet, folder_ / "link");
+  for (const auto& path : {unet, unet / "", unet / ".", unet / ".." / "unet", folder_ / "link"}) {
+    EXPECT_TRUE(std::filesystem::exists(find_diffusers_schedule(path))) << path;
+  }
+  EXPECT_EQ(find_diffusers_schedule(scheduler / ".."), std::filesystem::path());
+}
+
+TEST_F(WeightsFiles, SecondImagesAndVariancesByTheirChannels) {
+  struct Row {
+    int64_t in, out, image, second;
+    bool learned;
+  };
+  for (const auto& [in, out, image, second, learned] :
+       {Row{3, 3, 3, 0, false}, Row{3, 6, 3, 0, true}, Row{6, 3, 3, 3, false}, Row{6, 6, 3, 3, true},
+        Row{1, 1, 1, 0, false}, Row{1, 2, 1, 0, true}, Row{2, 1, 1, 1, false}, Row{2, 2, 1, 1, true},
+        Row{4, 4, 4, 0, false}, Row{4, 3, 3, 1, false}, Row{8, 4, 4, 4, false}, Row{8, 8, 4, 4, true}}) {
+    UNetConfig config;
+    infer_channels(config, in, out);
+    EXPECT_EQ(config.image_channels, image) << in << " " << out;
+    EXPECT_EQ(config.conditioning_channels, second) << in << " " << out;
+    EXPECT_EQ(config.learn_sigma, learned) << in << " " << out;
+  }
+}
+
+TEST_F(WeightsFiles, HowMuchAModelEnlargesIsNotGuessed) {
+  UNetConfig unet = find_preset("tiny").unet;
+  unet.conditioning_channels = 1, unet.low_res_factor = 2;
+  auto object = diffusers_config(unet);
+  const auto read = [&](std::set<std::string>& unknown) {
+    test::write_file(folder_ / "config.json", object.dump());
+    return read_diffusers_config(folder_.path(), {}, unknown);
+  };
+  std::set<std::string> unknown;
+  EXPECT_EQ(read(unknown).low_res_factor, 2);
+  EXPECT_TRUE(unknown.empty());
+  object.erase("low_res_factor");
+  ForeignConfig described;
+  described.unet = read(described.unknown);
+  EXPECT_CONTAINS(error_of([&] { settle_foreign_config(folder_.path(), described, {}); }), "open are low_res_factor");
+  object["low_res_factor"] = 1;
+  EXPECT_CONTAINS(error_of([&] { read(unknown); }), "low_res_factor is 1");
+  unet.conditioning_channels = 0;
+  EXPECT_FALSE(diffusers_config(unet).contains("low_res_factor"));
 }
 
 TEST_F(WeightsFiles, WrittenSchedulersReadBack) {
-  DiffusionConfig v{NoiseSchedule::cosine, 4000}, latent{NoiseSchedule::scaled_linear, 1000}, edm;
+  DiffusionConfig v{NoiseSchedule::cosine, 4000}, latent{NoiseSchedule::scaled_linear, 1000}, edm, guided;
+  UNetConfig unet;
+  unet.num_classes = 3;
   v.prediction = Prediction::v;
   latent.beta_start = 0.00085, latent.beta_end = 0.012, latent.prediction = Prediction::x0;
-  edm.process = Process::edm, edm.sigma_data = 0.3;
-  for (const DiffusionConfig& diffusion : {DiffusionConfig(), v, latent, edm}) {
+  edm.process = Process::edm, edm.sigma_data = 0.3, edm.label_dropout = 0.2;
+  guided.label_dropout = 0.1;
+  for (const DiffusionConfig& diffusion : {DiffusionConfig(), v, latent, edm, guided}) {
     const auto path = write("scheduler_config.json", diffusers_schedule(diffusion, false).dump());
-    EXPECT_EQ(read_diffusers_schedule(path).diffusion, diffusion);
+    EXPECT_EQ(read_diffusers_schedule(path, unet).diffusion, diffusion);
   }
   v.rescale_timesteps = true;
   EXPECT_CONTAINS(error_of([&] { diffusers_schedule(v, false); }), "no rescaled timesteps");

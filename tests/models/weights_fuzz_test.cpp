@@ -70,7 +70,7 @@ void read_config(const fs::path& path) {
 }
 
 void read_folder(const fs::path& path) { TensorFile::open_folder(path.parent_path()); }
-void read_schedule(const fs::path& path) { read_diffusers_schedule(path); }
+void read_schedule(const fs::path& path) { read_diffusers_schedule(path, {}); }
 void read_checkpoint(const fs::path& path) {
   const TrainedModel model = TrainedModel::open(path, "--from", {});
   model.parameters(model.default_weights(), parameter_layout(model.config().unet));

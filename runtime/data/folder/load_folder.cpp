@@ -156,7 +156,10 @@ class FolderLoader {
     const std::string message = fmt::format("{} of {} image files in '{}' cannot be used:{}", bad.size(),
                                             findings_.count + bad.size(), folder_.string(), list_bad(bad));
     if (settings_.on_bad_image == OnBadImage::error) {
-      throw Error(message, "remove or replace them, or give --on-bad-image skip to go on without them");
+      throw Error(message, fmt::format("remove or replace them{}", settings_.can_change
+                                                                       ? ", or give --on-bad-image skip to go on "
+                                                                         "without them"
+                                                                       : ""));
     }
     warn(message);
   }
@@ -211,7 +214,8 @@ class FolderLoader {
       set.own(sink.take());
     } catch (const std::bad_alloc&) {
       throw Error(fmt::format("{} images of {} bytes do not fit into memory", scan_.files.size(), image_bytes()),
-                  "give --data-cache a folder on a disk with room, or a smaller --image-size");
+                  settings_.can_change ? "give --data-cache a folder on a disk with room, or a smaller --image-size"
+                                       : "give fewer images");
     }
     return set;
   }

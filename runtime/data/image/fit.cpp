@@ -226,6 +226,11 @@ ImageSize parse_image_size(std::string_view flag, std::string_view text) {
 
 std::string describe(const ImageSize& size) { return fmt::format("{}x{}", size.height, size.width); }
 
+std::string describe_fit(const ImageSize& from, const ImageSize& to, Crop crop) {
+  if (std::int64_t{from.height} * to.width == std::int64_t{from.width} * to.height) return "resized";
+  return crop == Crop::center ? "resized to cover it, then cut around the centre" : "squeezed to it, nothing cut";
+}
+
 Image to_channels(Image image, int channels) {
   if (image.channels == channels) return image;
   Image result{image.width, image.height, channels, {}};

@@ -32,6 +32,9 @@ ImageSize parse_image_size(std::string_view flag, std::string_view text);
 /// "64x64".
 std::string describe(const ImageSize& size);
 
+/// What resize() does to images of one size, all or most of them, for the user; `from` and `to` differ.
+std::string describe_fit(const ImageSize& from, const ImageSize& to, Crop crop);
+
 /// The image with 1, 3 or 4 channels. Grey is repeated; colour becomes grey by Rec.601 luma (0.299 R + 0.587 G +
 /// 0.114 B), which leaves R = G = B as it is; alpha is composed over white; a missing alpha is 255.
 Image to_channels(Image image, int channels);

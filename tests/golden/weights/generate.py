@@ -169,7 +169,7 @@ def main():
     adm("adm_half", 3, conv_resample=False, attention_resolutions=[1], channel_mult=[0.5, 1], image_channels=1, groups=2,
         wrap=lambda s: {"model": s, "step": 7, "optimizer": {"state": {}, "lr": 1e-4}})  # fmt: skip
     adm("adm_views", 4, num_res_blocks=2, attention_resolutions=[], wrap=shares_storage)
-    adm("adm_upsampler", 5, conditioning_channels=3, resblock_updown=True, learn_sigma=True,
+    adm("adm_upsampler", 5, conditioning_channels=3, low_res_factor=4, resblock_updown=True, learn_sigma=True,
         wrap=lambda s: {f"_orig_mod.{k}": v for k, v in s.items()})  # fmt: skip
     deflate(HERE / "adm_upsampler.pt")
     adm("unet_cu_names", 6, names=(dialects.CU_NAMES, dialects.CU_ATTENTION), conv_resample=False, qkv_order="qkv_first",
