@@ -15,7 +15,7 @@ using namespace std::string_literals;
 
 namespace fs = std::filesystem;
 
-class BadData : public testing::Test {
+class BadData : public ::testing::Test {
  protected:
   /// Training on `data` is refused, and the folder it would have made is gone again.
   void refused(const fs::path& data, int exit_code, Words parts) {
@@ -63,7 +63,7 @@ struct BadCheckpoint {
   const char* message;
 };
 
-class BadCheckpoints : public testing::TestWithParam<BadCheckpoint> {};
+class BadCheckpoints : public ::testing::TestWithParam<BadCheckpoint> {};
 
 TEST_P(BadCheckpoints, IsNamedForWhatItIs) {
   const TempFolder folder;
@@ -90,7 +90,7 @@ std::string altered(std::string file, const std::string& from, const std::string
 
 INSTANTIATE_TEST_SUITE_P(
     Files, BadCheckpoints,
-    testing::Values(
+    ::testing::Values(
         BadCheckpoint{"Empty", [](const std::string&) { return std::string(); }, "is empty"},
         BadCheckpoint{"Truncated", [](const std::string& good) { return good.substr(0, good.size() / 2); },
                       "truncated"},
@@ -146,7 +146,7 @@ TEST(BadCheckpoint, MissingOrNoneInTheFolder) {
   EXPECT_EQ(folder.entries(), 1u);
 }
 
-class BadOutput : public testing::Test {
+class BadOutput : public ::testing::Test {
  protected:
   BadOutput() { write_idx(data(), 40); }
   fs::path data() const { return folder_ / "blobs-idx3-ubyte"; }

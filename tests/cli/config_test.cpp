@@ -15,7 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-class Config : public testing::Test {
+class Config : public ::testing::Test {
  protected:
   Config() { write_idx(data(), 40); }
 
@@ -107,7 +107,7 @@ struct Mistake {
   Words message;
 };
 
-class Mistakes : public testing::TestWithParam<Mistake> {};
+class Mistakes : public ::testing::TestWithParam<Mistake> {};
 
 TEST_P(Mistakes, AreNamedWithTheirLine) {
   const TempFolder folder;
@@ -123,7 +123,7 @@ TEST_P(Mistakes, AreNamedWithTheirLine) {
 
 INSTANTIATE_TEST_SUITE_P(
     Files, Mistakes,
-    testing::Values(
+    ::testing::Values(
         Mistake{"UnknownKey",
                 "[model]\ngroups = 8\nmodel_chanels = 32\n",
                 {"line 3", "'model_chanels' in [model]", "did you mean 'model_channels'?", "dropout"}},

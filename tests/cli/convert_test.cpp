@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 
 const fs::path kWeights = fs::path(DIFUSE_SOURCE_DIR) / "tests" / "golden" / "weights";
 
-class Convert : public testing::Test {
+class Convert : public ::testing::Test {
  protected:
   Outcome run(Words words) {
     Outcome outcome = difuse(words);

@@ -14,7 +14,7 @@ namespace {
 namespace fs = std::filesystem;
 
 /// An EDM training with two classes and guidance.
-class Diffusion : public testing::Test {
+class Diffusion : public ::testing::Test {
  protected:
   Diffusion() {
     write_images(folder_ / "data" / "cat", 12);

@@ -14,7 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-class Folder : public testing::Test {
+class Folder : public ::testing::Test {
  protected:
   fs::path images() const { return folder_ / "images"; }
   fs::path run(const char* name = "a") const { return folder_ / "runs" / name; }

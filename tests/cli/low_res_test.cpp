@@ -15,7 +15,7 @@ namespace fs = std::filesystem;
 constexpr const char* kEnlarging =
     "preset = \"tiny\"\n[model]\nconditioning_channels = 1\nlow_res_factor = 2\n[diffusion]\ntimesteps = 24\n";
 
-class LowRes : public testing::Test {
+class LowRes : public ::testing::Test {
  protected:
   LowRes() {
     write_images(folder_ / "data", 16);

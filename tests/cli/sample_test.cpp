@@ -11,7 +11,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-class Sample : public testing::Test {
+class Sample : public ::testing::Test {
  protected:
   Sample() {
     write_idx(folder_ / "blobs-idx3-ubyte", 40);

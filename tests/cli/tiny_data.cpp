@@ -46,7 +46,7 @@ void write_idx_labels(const fs::path& path, std::span<const uint8_t> labels) {
 void write_images(const fs::path& folder, int count, int height, int width) {
   fs::create_directories(folder);
   for (int i = 0; i < count; ++i) {
-    const Sample sample = [&](int x, int y, int) { return blob(i, height, width, x, y); };
+    const SampleAt sample = [&](int x, int y, int) { return blob(i, height, width, x, y); };
     if (i % 3 == 0) {
       write_file(folder / fmt::format("{:03}.jpg", i), encode_jpeg({width, height, 1}, sample));
     } else {

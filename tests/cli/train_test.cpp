@@ -23,7 +23,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-class Train : public testing::Test {
+class Train : public ::testing::Test {
  protected:
   Train() { write_idx(data(), 40); }
 

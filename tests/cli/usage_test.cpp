@@ -14,7 +14,7 @@ struct Usage {
   Words message;  ///< Parts of it.
 };
 
-class WrongUsage : public testing::TestWithParam<Usage> {};
+class WrongUsage : public ::testing::TestWithParam<Usage> {};
 
 TEST_P(WrongUsage, IsNamedWithTheRemedy) {
   const TempFolder folder;
@@ -24,7 +24,7 @@ TEST_P(WrongUsage, IsNamedWithTheRemedy) {
 
 INSTANTIATE_TEST_SUITE_P(
     Calls, WrongUsage,
-    testing::Values(
+    ::testing::Values(
         Usage{"NoCommand",
               {},
               {"no command", "train, sample, visualize, convert, compile, run, tune, bench, check, inspect, doctor"}},

@@ -18,9 +18,9 @@ namespace {
 
 using codegen::cuda::CudaPlan;
 using passes::Precision;
+using testing::kFirstSeed;
 
-constexpr uint64_t kFirstSeed = 1000;
-constexpr int kGraphs = 80;
+constexpr int kCudaGraphs = 80;
 
 struct Case {
   uint64_t seed;
@@ -31,7 +31,7 @@ struct Case {
 
 std::vector<Case> cases() {
   std::vector<Case> all;
-  for (uint64_t seed = kFirstSeed; seed < kFirstSeed + kGraphs; ++seed) {
+  for (uint64_t seed = kFirstSeed; seed < kFirstSeed + kCudaGraphs; ++seed) {
     Case c{seed, testing::random_graph(seed, 4 + static_cast<int>(seed % 12)), {}, {}};
     c.inputs = testing::random_leaves(c.graph, ir::Op::input, seed);
     c.states = testing::random_leaves(c.graph, ir::Op::state, seed + 1);

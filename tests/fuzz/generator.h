@@ -8,6 +8,8 @@
 
 namespace difuse::testing {
 
+inline constexpr uint64_t kFirstSeed = 1000;
+
 /// A graph of about `size` operations over images, vectors and a packed state, of every op family. Values stay near 1,
 /// and comparisons, floors and narrow casts read inputs only, so that an f32 run differs from fp64 by rounding alone.
 ir::Graph random_graph(uint64_t seed, int size);

@@ -19,7 +19,7 @@ using test::error_of;
 using test::read_file;
 
 /// A tiny run in some state: every parameter slice holds values of its own, gaps are zero.
-class CheckpointTest : public testing::Test {
+class CheckpointTest : public ::testing::Test {
  protected:
   CheckpointTest()
       : config_{{.model = "tiny", .seed = 5, .images = 40, .version = "0"},

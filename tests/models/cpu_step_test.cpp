@@ -14,12 +14,6 @@ namespace {
 
 using testing::CpuRun;
 
-StepCase mid_training_step(const char* model, int64_t batch) {
-  Preset preset = find_preset(model);
-  preset.training.batch = batch;
-  return mid_training_step(preset.unet, preset.diffusion, preset.training);
-}
-
 CpuRun run(const StepCase& step, int threads, const runtime::CompileSettings& settings, int steps) {
   const auto executor = runtime::compile(step.graph, {}, threads, settings);
   return testing::run(*executor, step.inputs, step.states, steps);

@@ -12,14 +12,14 @@
 #include "ir/reference.h"
 #include "runtime/compile.h"
 #include "tests/models/golden_file.h"
+#include "tests/models/tolerance.h"
 #include "tests/support/backend/emulated_executor.h"
 #include "tests/support/backend/gpu.h"
 
 namespace difuse::models {
 namespace {
 
-constexpr double kReferenceTolerance = 1e-9, kF32Tolerance = 1e-5;
-constexpr int kThreads = 2;
+constexpr double kReferenceTolerance = 1e-9;
 
 /// Runs a graph by the fp64 reference.
 class Reference {

@@ -17,12 +17,6 @@ namespace {
 
 using passes::Precision;
 
-StepCase mid_training_step(const char* model, int64_t batch) {
-  Preset preset = find_preset(model);
-  preset.training.batch = batch;
-  return mid_training_step(preset.unet, preset.diffusion, preset.training);
-}
-
 struct Case {
   Precision precision;
   double loss, gradient;  ///< Tolerances.

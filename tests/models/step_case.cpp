@@ -6,6 +6,7 @@
 #include <cmath>
 #include <random>
 
+#include "models/presets.h"
 #include "models/unet.h"
 #include "runtime/compile.h"
 #include "tests/models/golden_file.h"
@@ -54,6 +55,12 @@ StepCase mid_training_step(const UNetConfig& unet, const DiffusionConfig& diffus
   }
   step.states.at("step").data[0] = 321;
   return step;
+}
+
+StepCase mid_training_step(const char* model, int64_t batch) {
+  Preset preset = find_preset(model);
+  preset.training.batch = batch;
+  return mid_training_step(preset.unet, preset.diffusion, preset.training);
 }
 
 ir::TensorMap images_of(const ir::TensorMap& inputs, int64_t first, int64_t count) {

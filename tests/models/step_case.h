@@ -18,6 +18,8 @@ struct StepCase {
 /// A step in the middle of a training: every parameter, moment and average is non-zero, so that no update hangs on the
 /// sign of a gradient that is zero but for rounding. States of a step under way are zero.
 StepCase mid_training_step(const UNetConfig& unet, const DiffusionConfig& diffusion, const TrainingConfig& training);
+/// The same of a preset, with another batch.
+StepCase mid_training_step(const char* model, int64_t batch);
 
 /// Images [first, first + count) of a batch's inputs.
 ir::TensorMap images_of(const ir::TensorMap& inputs, int64_t first, int64_t count);

@@ -13,19 +13,19 @@
 namespace difuse::models {
 namespace {
 
-constexpr int64_t kBatch = 2;
+constexpr int64_t kImages = 2;
 
 /// dLoss/dparameter against central differences of the loss, for every parameter tensor: along a direction that moves
 /// all its elements, and for single elements.
 void check_gradients(const UNetConfig& unet) {
   const DiffusionConfig diffusion;
   TrainingConfig training;
-  training.batch = kBatch;
+  training.batch = kImages;
   const ParameterLayout layout = parameter_layout(unet);
-  const ir::TensorMap inputs = training_inputs(unet, kBatch, 1);
+  const ir::TensorMap inputs = training_inputs(unet, kImages, 1);
   ir::TensorMap states = training_states(parameters_without_zeros(layout, 2), 1, 5);
   const ir::Graph step = build_training_step(unet, diffusion, training);
-  const ir::Graph loss = build_training_loss(unet, diffusion, kBatch);
+  const ir::Graph loss = build_training_loss(unet, diffusion, kImages);
   const ir::ReferenceResult result = run_reference(step, inputs, states);
   const std::vector<double>& gradient = result.outputs.at("gradient").data;
   double largest = 0;
@@ -74,13 +74,13 @@ TEST(WholeModelGradient, AllFeatures) { check_gradients(all_features()); }
 class TrainingStep : public ::testing::Test {
  protected:
   TrainingStep() {
-    preset_.training.batch = kBatch;
+    preset_.training.batch = kImages;
     preset_.training.optimizer.ema_decays = {0.5, 0.999};
   }
   ir::Graph graph() const { return build_training_step(preset_.unet, preset_.diffusion, preset_.training); }
   ParameterLayout layout() const { return parameter_layout(preset_.unet); }
   ir::TensorMap states() const { return training_states(parameters_without_zeros(layout(), 2), 2); }
-  ir::TensorMap inputs() const { return training_inputs(preset_.unet, kBatch, 1); }
+  ir::TensorMap inputs() const { return training_inputs(preset_.unet, kImages, 1); }
 
   Preset preset_ = find_preset("tiny");
 };
@@ -118,7 +118,7 @@ TEST_F(TrainingStep, FlippedImagesAreMirrored) {
   ir::verify(g);
   // Mirroring the first image by hand and leaving it alone is the same step.
   ir::TensorMap flipped = inputs(), by_hand = inputs();
-  flipped["flip"] = by_hand["flip"] = ir::Tensor({ir::DType::u8, {kBatch}});
+  flipped["flip"] = by_hand["flip"] = ir::Tensor({ir::DType::u8, {kImages}});
   flipped["flip"].data[0] = 1;
   ir::Tensor& pixels = by_hand.at("pixels");
   const ir::Shape& shape = pixels.type.shape;
@@ -166,7 +166,7 @@ TEST_F(TrainingStep, NonFiniteGradientChangesNothingButTheStep) {
 }
 
 TEST_F(TrainingStep, DrawsDependOnSeedStepAndIndexOnly) {
-  const ir::Graph g = build_training_loss(preset_.unet, preset_.diffusion, kBatch);
+  const ir::Graph g = build_training_loss(preset_.unet, preset_.diffusion, kImages);
   ir::TensorMap at = states(), batch = inputs();
   auto loss = [&] { return run_reference(g, batch, at).outputs.at("loss").data[0]; };
   const double base = loss();
@@ -182,13 +182,13 @@ TEST_F(TrainingStep, DrawsDependOnSeedStepAndIndexOnly) {
   const ir::Graph alone = build_training_loss(preset_.unet, preset_.diffusion, 1);
   double sum = 0;
   const ir::Tensor pixels = batch.at("pixels");
-  const int64_t each = pixels.type.elements() / kBatch;
-  for (int64_t i = 0; i < kBatch; ++i) {
+  const int64_t each = pixels.type.elements() / kImages;
+  for (int64_t i = 0; i < kImages; ++i) {
     ir::Tensor image({ir::DType::u8, {1, 8, 8, 1}});
     std::copy_n(pixels.data.begin() + i * each, each, image.data.begin());
     sum += run_reference(alone, {{"pixels", image}, {"index", index_tensor(1, i)}}, at).outputs.at("loss").data[0];
   }
-  EXPECT_NEAR(sum / kBatch, base, 1e-14);
+  EXPECT_NEAR(sum / kImages, base, 1e-14);
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "runtime/compile.h"
 #include "runtime/safetensors.h"
 #include "tests/models/foreign_models.h"
+#include "tests/models/tolerance.h"
 #include "tests/support/backend/emulated_executor.h"
 #include "tests/support/backend/gpu.h"
 #include "tests/support/temp_folder.h"
@@ -23,24 +24,21 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr double kF32Tolerance = 1e-5;
-constexpr int kThreads = 2;
-
 ir::Graph forward_graph(const UNetConfig& unet, const ParameterLayout& layout) {
-  constexpr int64_t kBatch = 2;
+  constexpr int64_t batch = 2;
   ir::Graph graph("forward");
   ir::Builder build(graph);
   UNetInputs inputs;
   const auto image = [&](int64_t channels) {
-    return ir::Type{ir::DType::f32, {kBatch, unet.image_height, unet.image_width, channels}};
+    return ir::Type{ir::DType::f32, {batch, unet.image_height, unet.image_width, channels}};
   };
   const ir::Value all = build.input("x", image(unet.input_channels()));
   inputs.x = build.slice(all, 3, 0, unet.image_channels);
   if (unet.conditioning_channels > 0) {
     inputs.conditioning = build.slice(all, 3, unet.image_channels, unet.input_channels());
   }
-  inputs.timesteps = build.input("timesteps", {ir::DType::f32, {kBatch}});
-  if (unet.num_classes > 0) inputs.labels = build.input("label", {ir::DType::i32, {kBatch}});
+  inputs.timesteps = build.input("timesteps", {ir::DType::f32, {batch}});
+  if (unet.num_classes > 0) inputs.labels = build.input("label", {ir::DType::i32, {batch}});
   PackedParameters parameters(build, layout, build.state("params", {ir::DType::f32, {layout.size()}}));
   graph.set_output("output", build_unet(build, parameters, unet, inputs));
   return graph;

@@ -13,6 +13,7 @@
 #include "models/unet.h"
 #include "runtime/compile.h"
 #include "tests/models/foreign_models.h"
+#include "tests/models/tolerance.h"
 #include "tests/support/backend/emulated_executor.h"
 #include "tests/support/backend/gpu.h"
 #include "tests/support/temp_folder.h"
@@ -24,7 +25,6 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 constexpr double kOutputTolerance = 1e-5, kTrajectoryTolerance = 2e-5, kGpuTrajectoryTolerance = 1e-3;
-constexpr int kThreads = 2;
 
 fs::path trajectory_path(const std::string& name) { return kForeignFolder / (name + ".trajectory.safetensors"); }
 

@@ -475,7 +475,7 @@ PassResult run(const ir::Graph& graph, Fuel fuel = {}) {
   return canonicalize(graph, context);
 }
 
-class Rules : public testing::TestWithParam<Row> {};
+class Rules : public ::testing::TestWithParam<Row> {};
 
 TEST_P(Rules, GiveTheText) {
   const Row& row = GetParam();
@@ -490,7 +490,7 @@ TEST_P(Rules, GiveTheText) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Canonicalize, Rules, testing::ValuesIn(kRows),
+INSTANTIATE_TEST_SUITE_P(Canonicalize, Rules, ::testing::ValuesIn(kRows),
                          [](const auto& row) { return "row_" + std::to_string(row.index); });
 
 TEST(Canonicalize, EveryRuleHasARow) {

@@ -155,10 +155,10 @@ MemoryPlan check(const Graph& graph, MemoryOptions options = {}) {
   return plan;
 }
 
-Graph parse_body(const std::string& text) { return ir::parse("graph g {\n" + text + "\n}\n"); }
+Graph graph_of(const std::string& text) { return ir::parse("graph g {\n" + text + "\n}\n"); }
 
 TEST(MemoryPlan, AChainOfElementwiseOpsNeedsOnePlace) {
-  const Graph graph = parse_body(R"(
+  const Graph graph = graph_of(R"(
     %0 = input {name = "x", dtype = f32, shape = [100]} : f32[100]
     %1 = exp %0 : f32[100]
     %2 = neg %1 : f32[100]
@@ -182,7 +182,7 @@ TEST(MemoryPlan, WithoutReuseEveryValueHasItsOwnBytes) {
 
 TEST(MemoryPlan, AFusionThatReadsASliceIsInPlaceOfOthers) {
   const auto graph = [](const char* sliced) {
-    return parse_body(fmt::format(R"(
+    return graph_of(fmt::format(R"(
       %0 = input {{name = "x", dtype = f32, shape = [64, 2]}} : f32[64, 2]
       %1 = input {{name = "both", dtype = f32, shape = [64, 4]}} : f32[64, 4]
       %2 = exp %0 : f32[64, 2]
@@ -193,7 +193,7 @@ TEST(MemoryPlan, AFusionThatReadsASliceIsInPlaceOfOthers) {
         output "0" = %5
       }}}} : f32[64, 2]
       output "y" = %3)",
-                                  sliced));
+                                sliced));
   };
   const Graph whole = graph(R"(%4 = slice %1 {axis = 1, begin = 1, end = 3} : f32[64, 2]
         %5 = add %0, %4 : f32[64, 2])");
@@ -209,7 +209,7 @@ TEST(MemoryPlan, AFusionThatReadsASliceIsInPlaceOfOthers) {
 }
 
 TEST(MemoryPlan, NodesThatRunAtOnceShareNoPlace) {
-  const Graph graph = parse_body(R"(
+  const Graph graph = graph_of(R"(
     %0 = input {name = "x", dtype = f32, shape = [100]} : f32[100]
     %1 = state {name = "s", dtype = f32, shape = [100]} : f32[100]
     %2 = exp %0 : f32[100]
@@ -231,7 +231,7 @@ TEST(MemoryPlan, NodesThatRunAtOnceShareNoPlace) {
 }
 
 TEST(MemoryPlan, AnOutputIsNotOverwritten) {
-  const Graph graph = parse_body(R"(
+  const Graph graph = graph_of(R"(
     %0 = input {name = "x", dtype = f32, shape = [100]} : f32[100]
     %1 = exp %0 : f32[100]
     %2 = neg %1 : f32[100]
@@ -242,7 +242,7 @@ TEST(MemoryPlan, AnOutputIsNotOverwritten) {
 }
 
 TEST(MemoryPlan, AReductionIsNotInPlace) {
-  const Graph graph = parse_body(R"(
+  const Graph graph = graph_of(R"(
     %0 = input {name = "x", dtype = f32, shape = [8, 1]} : f32[8, 1]
     %1 = exp %0 : f32[8, 1]
     %2 = reduce_sum %1 {axes = [1]} : f32[8]
@@ -252,7 +252,7 @@ TEST(MemoryPlan, AReductionIsNotInPlace) {
 }
 
 TEST(MemoryPlan, FusionsAreInPlaceOnlyWhereTheyReadElementByElement) {
-  const Graph graph = parse_body(R"(
+  const Graph graph = graph_of(R"(
     %0 = input {name = "x", dtype = f32, shape = [4, 4]} : f32[4, 4]
     %1 = exp %0 : f32[4, 4]
     %2 = fusion %1 {hero = reduction, body = graph body {
@@ -344,7 +344,7 @@ TEST(MemoryPlan, AnEpilogueWithReductionsIsInPlaceOfWhatTheyReadThroughAResult) 
 }
 
 TEST(MemoryPlan, AFusionWithMomentsReadsTwiceAndIsNotInPlace) {
-  const Graph graph = parse_body(R"(
+  const Graph graph = graph_of(R"(
     %0 = input {name = "x", dtype = f32, shape = [1, 8, 8, 2]} : f32[1, 8, 8, 2]
     %1 = exp %0 : f32[1, 8, 8, 2]
     %2 = fusion %1 {hero = reduction, body = graph body {
@@ -361,7 +361,7 @@ TEST(MemoryPlan, AFusionWithMomentsReadsTwiceAndIsNotInPlace) {
 }
 
 TEST(MemoryPlan, ViewsAndReshapesLieInTheirOperand) {
-  const Graph graph = parse_body(R"(
+  const Graph graph = graph_of(R"(
     %0 = state {name = "params", dtype = f32, shape = [200]} : f32[200]
     %1 = view %0 {offset = 64, shape = [2, 3]} : f32[2, 3]
     %2 = reshape %1 {shape = [6]} : f32[6]
@@ -378,7 +378,7 @@ TEST(MemoryPlan, ViewsAndReshapesLieInTheirOperand) {
 }
 
 TEST(MemoryPlan, PackedValuesAreMadeInTheirSlices) {
-  const Graph graph = parse_body(R"(
+  const Graph graph = graph_of(R"(
     %0 = input {name = "x", dtype = f32, shape = [8, 8]} : f32[8, 8]
     %1 = exp %0 : f32[8, 8]
     %2 = reduce_sum %1 {axes = [0]} : f32[8]
@@ -408,7 +408,7 @@ TEST(MemoryPlan, AdamIsInPlace) {
 }
 
 TEST(MemoryPlan, AStateThatIsReadLaterIsCopied) {
-  const Graph graph = parse_body(R"(
+  const Graph graph = graph_of(R"(
     %0 = state {name = "s", dtype = f32, shape = [16]} : f32[16]
     %1 = neg %0 : f32[16]
     %2 = reduce_sum %0 {axes = [0]} : f32[]
@@ -421,14 +421,14 @@ TEST(MemoryPlan, AStateThatIsReadLaterIsCopied) {
 }
 
 TEST(MemoryPlan, AStateReadBeforeIsMadeInPlaceByAnyOp) {
-  const Graph graph = parse_body(R"(
+  const Graph graph = graph_of(R"(
     %0 = state {name = "s", dtype = f32, shape = [4, 4]} : f32[4, 4]
     %1 = exp %0 : f32[4, 4]
     %2 = transpose %1 {perm = [1, 0]} : f32[4, 4]
     update "s" = %2)");
   const MemoryPlan plan = check(graph);
   EXPECT_TRUE(plan.state_copies.empty());
-  const Graph transposed = parse_body(R"(
+  const Graph transposed = graph_of(R"(
     %0 = state {name = "s", dtype = f32, shape = [4, 4]} : f32[4, 4]
     %1 = transpose %0 {perm = [1, 0]} : f32[4, 4]
     update "s" = %1)");
@@ -436,7 +436,7 @@ TEST(MemoryPlan, AStateReadBeforeIsMadeInPlaceByAnyOp) {
 }
 
 TEST(MemoryPlan, AStateMayTakeAnotherStatesOldValue) {
-  const Graph graph = parse_body(R"(
+  const Graph graph = graph_of(R"(
     %0 = state {name = "now", dtype = f32, shape = [4]} : f32[4]
     %1 = state {name = "before", dtype = f32, shape = [4]} : f32[4]
     %2 = exp %0 : f32[4]
@@ -448,7 +448,7 @@ TEST(MemoryPlan, AStateMayTakeAnotherStatesOldValue) {
 }
 
 TEST(MemoryPlan, StatesThatExchangeTheirValuesAreRefused) {
-  const Graph graph = parse_body(R"(
+  const Graph graph = graph_of(R"(
     %0 = state {name = "a", dtype = f32, shape = [4]} : f32[4]
     %1 = state {name = "b", dtype = f32, shape = [4]} : f32[4]
     update "a" = %1
@@ -457,7 +457,7 @@ TEST(MemoryPlan, StatesThatExchangeTheirValuesAreRefused) {
 }
 
 TEST(MemoryPlan, AnOutputThatIsAReplacedStateIsRefused) {
-  const Graph graph = parse_body(R"(
+  const Graph graph = graph_of(R"(
     %0 = state {name = "a", dtype = f32, shape = [4]} : f32[4]
     %1 = exp %0 : f32[4]
     %2 = reshape %0 {shape = [2, 2]} : f32[2, 2]
@@ -467,7 +467,7 @@ TEST(MemoryPlan, AnOutputThatIsAReplacedStateIsRefused) {
 }
 
 TEST(MemoryPlan, UnreadResultsAreNotPlaced) {
-  const Graph graph = parse_body(R"(
+  const Graph graph = graph_of(R"(
     %0 = input {name = "x", dtype = f32, shape = [1, 8, 8, 2]} : f32[1, 8, 8, 2]
     %1 = channel_moments %0 : f32[1, 1, 2], f32[1, 1, 2]
     %2 = exp %0 : f32[1, 8, 8, 2]
@@ -573,7 +573,7 @@ TEST(MemoryPlan, NoTwoLiveValuesShareBytesOnRandomGraphs) {
         ++refused;
       }
     }
-    if (testing::Test::HasFailure()) return;
+    if (::testing::Test::HasFailure()) return;
   }
   EXPECT_GT(planned, 20 * refused);
 }
@@ -585,7 +585,7 @@ TEST(Pipeline, KeepsResultsOnRandomGraphs) {
     const Graph once = run_pipeline(graph, {}, {});
     tests::expect_same_results(graph, once, 1e-9);  // exp of exp overflows to equal infinities, sums cancel.
     EXPECT_EQ(ir::print(run_pipeline(once, {}, {})), ir::print(once)) << ir::print(graph);
-    if (testing::Test::HasFailure()) return;
+    if (::testing::Test::HasFailure()) return;
   }
 }
 

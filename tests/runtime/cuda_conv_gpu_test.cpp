@@ -16,12 +16,12 @@ using ir::DType;
 using ir::Graph;
 using ir::Value;
 
-struct Shapes {
+struct ConvShapes {
   int64_t n, h, w, c, k, taps, pad;
 };
 
 /// The middle of a residual block: bias, time embedding, residual.
-Graph block(const Shapes& s) {
+Graph block(const ConvShapes& s) {
   Graph graph(fmt::format("conv_{}x{}_n{}h{}w{}c{}k{}", s.taps, s.taps, s.n, s.h, s.w, s.c, s.k));
   Builder b(graph);
   const Value x = b.input("x", {DType::f32, {s.n, s.h, s.w, s.c}});
@@ -36,7 +36,7 @@ Graph block(const Shapes& s) {
 
 TEST(GpuConv, ShapesThatFillNoTileMatchTheReference) {
   DIFUSE_NEED_GPU(gpu);
-  constexpr Shapes kShapes[] = {
+  constexpr ConvShapes kShapes[] = {
       {1, 32, 8, 64, 64, 3, 1},    {3, 64, 64, 64, 64, 3, 1},   {2, 64, 64, 192, 64, 3, 1}, {2, 64, 64, 64, 192, 3, 1},
       {3, 32, 32, 128, 128, 3, 1}, {5, 16, 16, 192, 192, 3, 1}, {7, 8, 8, 256, 256, 3, 1},  {13, 14, 14, 96, 40, 3, 1},
       {5, 7, 7, 72, 200, 3, 1},    {9, 28, 28, 32, 32, 3, 1},   {7, 9, 5, 136, 64, 3, 1},   {3, 12, 20, 64, 128, 3, 0},
@@ -44,12 +44,12 @@ TEST(GpuConv, ShapesThatFillNoTileMatchTheReference) {
       {1, 1, 1, 8, 8, 1, 0},       {1, 3, 3, 8, 8, 3, 1},
   };
   std::vector<Graph> graphs;
-  for (const Shapes& shapes : kShapes) graphs.push_back(block(shapes));
+  for (const ConvShapes& shapes : kShapes) graphs.push_back(block(shapes));
   testing::expect_nodes_agree(gpu, graphs, passes::Precision::bf16);
 }
 
 /// What norms read of a convolution, forward and backward: statistics, and sums over pixels beside another tensor.
-Graph statistics(const Shapes& s) {
+Graph statistics(const ConvShapes& s) {
   Graph graph(fmt::format("strips_{}x{}_n{}h{}w{}c{}k{}", s.taps, s.taps, s.n, s.h, s.w, s.c, s.k));
   Builder b(graph);
   const Value x = b.input("x", {DType::f32, {s.n, s.h, s.w, s.c}});
@@ -67,13 +67,13 @@ Graph statistics(const Shapes& s) {
 
 TEST(GpuConv, StatisticsAndSumsMatchTheReference) {
   DIFUSE_NEED_GPU(gpu);
-  constexpr Shapes kShapes[] = {
+  constexpr ConvShapes kShapes[] = {
       {3, 64, 64, 64, 64, 3, 1}, {2, 64, 64, 192, 64, 3, 1}, {3, 32, 32, 128, 128, 3, 1}, {5, 16, 16, 192, 192, 3, 1},
       {7, 8, 8, 256, 256, 3, 1}, {13, 14, 14, 96, 40, 3, 1}, {5, 7, 7, 72, 200, 3, 1},    {3, 28, 28, 32, 32, 3, 1},
       {2, 64, 64, 3, 64, 3, 1},  {3, 16, 16, 192, 64, 1, 0}, {3, 20, 9, 64, 64, 1, 0},    {2, 1, 1, 8, 8, 1, 0},
   };
   std::vector<Graph> graphs;
-  for (const Shapes& shapes : kShapes) graphs.push_back(statistics(shapes));
+  for (const ConvShapes& shapes : kShapes) graphs.push_back(statistics(shapes));
   for (const passes::Precision precision : {passes::Precision::bf16, passes::Precision::f32}) {
     testing::expect_nodes_agree(gpu, graphs, precision);
   }

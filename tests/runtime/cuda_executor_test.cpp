@@ -11,6 +11,7 @@
 #include "ir/error.h"
 #include "passes/memory_plan.h"
 #include "runtime/cuda/executor.h"
+#include "tests/runtime/fake_driver.h"
 #include "tests/support/fake_cuda/fake_kernel.h"
 #include "tests/support/temp_folder.h"
 
@@ -23,8 +24,6 @@ using test::error_of;
 using test::fake_kernel;
 using Kernels = std::vector<std::shared_ptr<const codegen::CompiledKernel>>;
 using Numbers = std::array<float, 4>;
-
-constexpr const char* kFakeDriver = FAKE_CUDA_FOLDER "/libcuda.so.1";
 
 float* floats(uint64_t address) { return reinterpret_cast<float*>(address); }
 

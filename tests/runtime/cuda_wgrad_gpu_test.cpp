@@ -14,12 +14,12 @@ using ir::DType;
 using ir::Graph;
 using ir::Value;
 
-struct Shapes {
+struct WgradShapes {
   int64_t n, h, w, c, k, taps, pad;
 };
 
 /// The gradient, and what weight decay makes of it.
-Graph gradient(const Shapes& s) {
+Graph gradient(const WgradShapes& s) {
   Graph graph(fmt::format("wgrad_{}x{}_n{}h{}w{}c{}k{}", s.taps, s.taps, s.n, s.h, s.w, s.c, s.k));
   Builder b(graph);
   const int64_t border = 2 * s.pad - s.taps + 1;
@@ -32,7 +32,7 @@ Graph gradient(const Shapes& s) {
 
 TEST(GpuWgrad, ShapesThatFillNoTileMatchTheReference) {
   DIFUSE_NEED_GPU(gpu);
-  constexpr Shapes kShapes[] = {
+  constexpr WgradShapes kShapes[] = {
       {1, 32, 8, 64, 64, 3, 1},    {3, 64, 64, 64, 64, 3, 1}, {2, 64, 64, 192, 64, 3, 1}, {2, 32, 32, 320, 128, 3, 1},
       {5, 16, 16, 192, 192, 3, 1}, {7, 8, 8, 256, 256, 3, 1}, {3, 8, 8, 768, 768, 3, 1},  {13, 14, 14, 96, 64, 3, 1},
       {5, 7, 7, 72, 200, 3, 1},    {9, 28, 28, 56, 64, 3, 1}, {7, 9, 5, 136, 64, 3, 1},   {3, 12, 20, 64, 128, 3, 0},
@@ -40,7 +40,7 @@ TEST(GpuWgrad, ShapesThatFillNoTileMatchTheReference) {
       {32, 8, 8, 256, 768, 1, 0},  {1, 1, 1, 64, 64, 1, 0},   {1, 3, 3, 64, 64, 3, 1},
   };
   std::vector<Graph> graphs;
-  for (const Shapes& shapes : kShapes) graphs.push_back(gradient(shapes));
+  for (const WgradShapes& shapes : kShapes) graphs.push_back(gradient(shapes));
   testing::expect_nodes_agree(gpu, graphs, passes::Precision::bf16);
 }
 

@@ -35,17 +35,17 @@ int smooth(int x, int y, int c) {
 int grey(int x, int y, int) { return x * 6 + y * 5; }
 int opaque(int x, int y, int c) { return c == 3 ? 255 : smooth(x, y, c); }
 /// All values of `bits` bits, in turn.
-Sample steps(int bits) {
+SampleAt steps(int bits) {
   return [bits](int x, int y, int) { return (x + y * kWidth) & ((1 << bits) - 1); };
 }
 /// 16-bit samples that clipping or truncation would get wrong.
 int wide(int x, int y, int c) { return (x * 2731 + y * 1201 + c * 16411) & 0xffff; }
 int narrow(int value) { return (value + 128) / 257; }
 
-Image expect(int channels, const Sample& sample) { return picture(kWidth, kHeight, channels, sample); }
+Image expect(int channels, const SampleAt& sample) { return picture(kWidth, kHeight, channels, sample); }
 
 /// Channel 0 in the three colours, and `alpha` behind them.
-Image expect_grey_alpha(const Sample& value, const Sample& alpha) {
+Image expect_grey_alpha(const SampleAt& value, const SampleAt& alpha) {
   return expect(4, [&](int x, int y, int c) { return c < 3 ? value(x, y, 0) : alpha(x, y, 0); });
 }
 

@@ -19,7 +19,7 @@ using ir::Shape;
 using ir::Type;
 using ir::Value;
 
-Type f32(Shape shape) { return {DType::f32, std::move(shape)}; }
+Type f32_of(Shape shape) { return {DType::f32, std::move(shape)}; }
 
 /// A small network trained by plain descent: packed parameters, a strided and a 1x1 convolution, a norm, a linear, a
 /// gather, and every parameter updated in place.
@@ -27,7 +27,7 @@ Graph training_graph(int64_t n) {
   Graph graph("training");
   Builder b(graph);
   constexpr int64_t kSize = 8192;
-  const Value flat = b.state("params", f32({kSize})), step = b.state("step", {DType::i32, {}});
+  const Value flat = b.state("params", f32_of({kSize})), step = b.state("step", {DType::i32, {}});
   const Value seed = b.state("seed", {DType::u32, {2}});
   const Value index = b.input("index", {DType::i32, {n}}), label = b.input("label", {DType::i32, {n}});
   int64_t offset = 0;
@@ -110,8 +110,8 @@ TEST(Executor, StepsFollowOneAnother) {
 TEST(Executor, NamesWhatItDoesNotKnow) {
   Graph graph("g");
   Builder b(graph);
-  graph.set_output("y", b.neg(b.input("x", f32({3}))));
-  b.state("s", f32({2}));
+  graph.set_output("y", b.neg(b.input("x", f32_of({3}))));
+  b.state("s", f32_of({2}));
   const auto executor = testing::lower(graph);
   std::vector<std::byte> bytes(8);
   auto message = [](auto&& call) -> std::string {
@@ -134,7 +134,7 @@ TEST(Executor, NamesWhatItDoesNotKnow) {
 TEST(Executor, RefusesNoThreads) {
   Graph graph("g");
   Builder b(graph);
-  graph.set_output("y", b.neg(b.input("x", f32({3}))));
+  graph.set_output("y", b.neg(b.input("x", f32_of({3}))));
   EXPECT_THROW(testing::lower(graph, {.threads = 0}), Error);
 }
 
@@ -143,8 +143,8 @@ TEST(Executor, AnIndexOutOfRangeIsAnError) {
     Graph graph("g");
     Builder b(graph);
     const Value index = b.input("i", {DType::i32, {6}});
-    graph.set_output("y", b.gather(b.input("x", f32({4, 500})), index));
-    graph.set_output("z", b.scatter_add(index, b.input("rows", f32({6, 3})), 4));
+    graph.set_output("y", b.gather(b.input("x", f32_of({4, 500})), index));
+    graph.set_output("z", b.scatter_add(index, b.input("rows", f32_of({6, 3})), 4));
     ir::TensorMap inputs = testing::random_leaves(graph, ir::Op::input, 1, {{"i", testing::Fill::index}});
     inputs["i"].data[4] = bad;
     const auto executor = testing::lower(graph);
@@ -163,7 +163,7 @@ TEST(Executor, AnIndexOutOfRangeIsAnError) {
 TEST(Executor, PackedGapsAreZero) {
   Graph graph("g");
   Builder b(graph);
-  const Value x = b.input("x", f32({3, 4})), y = b.input("y", f32({40000}));
+  const Value x = b.input("x", f32_of({3, 4})), y = b.input("y", f32_of({40000}));
   const Value big = b.exp(b.mul(y, 0.1));
   const Value packed = b.pack({b.exp(x), x, b.neg(b.exp(x))}, {64, 128, 192}, 40000);
   graph.set_output("y", b.add(packed, b.broadcast_scalar(b.sum_all(big), {40000})));
@@ -177,10 +177,10 @@ TEST(Executor, PackedGapsAreZero) {
 TEST(Executor, StatesThatTakeAnothersValue) {
   Graph graph("g");
   Builder b(graph);
-  const Value x = b.state("a", f32({5})), y = b.state("b", f32({5}));
+  const Value x = b.state("a", f32_of({5})), y = b.state("b", f32_of({5}));
   graph.set_update("a", b.add(x, y));
   graph.set_update("b", x);
-  b.state("kept", f32({2}));
+  b.state("kept", f32_of({2}));
   const ir::TensorMap states = testing::random_leaves(graph, ir::Op::state, 1);
   testing::expect_near_reference(graph, testing::run_cpu(graph, {}, states), {}, states, 1e-6);
 }
@@ -206,7 +206,7 @@ TEST(Executor, ProfilesEachKernel) {
 TEST(Executor, OutputsThatAreLeavesOrLieInOthers) {
   Graph graph("g");
   Builder b(graph);
-  const Value x = b.input("x", f32({4, 6}));
+  const Value x = b.input("x", f32_of({4, 6}));
   const Value y = b.exp(x);
   graph.set_output("x", x);
   graph.set_output("shaped", b.reshape(y, {24}));

@@ -11,6 +11,7 @@
 #include "runtime/data/folder/scan.h"
 #include "runtime/data/loader.h"
 #include "tests/runtime/dirty_corpus.h"
+#include "tests/runtime/pixels_of.h"
 #include "tests/support/file_size_limit.h"
 #include "tests/support/images/encoders.h"
 #include "tests/support/temp_folder.h"
@@ -50,8 +51,6 @@ Loaded load(const fs::path& path, const LoadSettings& settings) {
 std::string error_for(const fs::path& path, const LoadSettings& settings) {
   return error_of([&] { load(path, settings); });
 }
-
-std::vector<std::uint8_t> pixels_of(const ImageSet& set) { return {set.pixels.begin(), set.pixels.end()}; }
 
 /// A PNG of one colour.
 std::string flat(int width, int height, int value) {
@@ -322,7 +321,7 @@ TEST(OrderedPool, HandsOutInOrderAndStopsAtTheFirstFailure) {
   }
 }
 
-class LoadCache : public testing::Test {
+class LoadCache : public ::testing::Test {
  protected:
   LoadCache() {
     write_classes(data());

@@ -25,7 +25,7 @@ double number_of(uint32_t bits, DType dtype) {
   return decode(std::as_bytes(std::span(&bits, 1)).first(static_cast<size_t>(ir::size_of(dtype))), dtype)[0];
 }
 
-struct Case {
+struct Encoding {
   DType dtype;
   double number;
   uint32_t bits;
@@ -33,7 +33,7 @@ struct Case {
 
 TEST(TensorBytes, AreTheFormats) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  const Case cases[] = {
+  const Encoding cases[] = {
       {DType::f32, 1.0, 0x3f800000},
       {DType::f32, -0.15625, 0xbe200000},
       {DType::f32, kInfinity, 0x7f800000},
@@ -51,7 +51,7 @@ TEST(TensorBytes, AreTheFormats) {
       {DType::u32, 4294967295.0, 0xffffffff},
       {DType::u8, 200.0, 200},
   };
-  for (const Case& c : cases) {
+  for (const Encoding& c : cases) {
     EXPECT_EQ(bits_of(c.number, c.dtype), c.bits) << ir::to_string(c.dtype) << " " << c.number;
     EXPECT_EQ(number_of(c.bits, c.dtype), c.number) << ir::to_string(c.dtype) << " " << c.number;
   }

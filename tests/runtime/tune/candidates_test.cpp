@@ -70,12 +70,12 @@ TEST(Candidates, AreTheSameAtEveryBatchOnHopper) {
   }
 }
 
-struct Case {
+struct Machine {
   const char* architecture;
   passes::Precision precision;
 };
 
-class SlowCandidates : public ::testing::TestWithParam<Case> {};
+class SlowCandidates : public ::testing::TestWithParam<Machine> {};
 
 /// What the estimate of registers lets through, the compiler finds room for.
 TEST_P(SlowCandidates, Compile) {
@@ -100,9 +100,9 @@ TEST_P(SlowCandidates, Compile) {
 
 INSTANTIATE_TEST_SUITE_P(
     Cases, SlowCandidates,
-    ::testing::Values(Case{"sm_80", passes::Precision::bf16}, Case{"sm_90a", passes::Precision::bf16},
-                      Case{"sm_80", passes::Precision::tf32}, Case{"sm_90a", passes::Precision::tf32},
-                      Case{"sm_80", passes::Precision::f32}, Case{"sm_90a", passes::Precision::f32}),
+    ::testing::Values(Machine{"sm_80", passes::Precision::bf16}, Machine{"sm_90a", passes::Precision::bf16},
+                      Machine{"sm_80", passes::Precision::tf32}, Machine{"sm_90a", passes::Precision::tf32},
+                      Machine{"sm_80", passes::Precision::f32}, Machine{"sm_90a", passes::Precision::f32}),
     [](const auto& made) {
       return std::string(made.param.architecture) + "_" + std::string(passes::to_string(made.param.precision));
     });

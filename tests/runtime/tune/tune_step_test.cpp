@@ -15,6 +15,7 @@
 #include "passes/memory_plan.h"
 #include "runtime/cuda/executor.h"
 #include "runtime/tune/cuda_timer.h"
+#include "tests/runtime/fake_driver.h"
 #include "tests/support/fake_cuda/fake_kernel.h"
 #include "tests/support/temp_folder.h"
 
@@ -28,7 +29,6 @@ using codegen::cuda::TuningSite;
 using test::fake_kernel;
 using test::TempFolder;
 
-constexpr const char* kFakeDriver = FAKE_CUDA_FOLDER "/libcuda.so.1";
 constexpr uint64_t kRows = 96, kWidth = 64;
 
 ir::Graph product() {

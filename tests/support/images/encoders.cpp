@@ -48,7 +48,7 @@ std::string deflate_all(const std::string& bytes) {
 int channels_of(int type) { return type == 2 ? 3 : type == 4 ? 2 : type == 6 ? 4 : 1; }
 
 /// The pixels first_x, first_x + step_x, ... of rows first_y, ..., each row behind its filter byte.
-std::string png_rows(const PngSpec& spec, const Sample& sample, int first_x, int first_y, int step_x, int step_y) {
+std::string png_rows(const PngSpec& spec, const SampleAt& sample, int first_x, int first_y, int step_x, int step_y) {
   std::string rows;
   const int channels = channels_of(spec.type);
   if (first_x >= spec.width) return rows;
@@ -87,7 +87,7 @@ void import_picture(WebPPicture& to, const runtime::Image& image) {
 
 }  // namespace
 
-runtime::Image picture(int width, int height, int channels, const Sample& sample) {
+runtime::Image picture(int width, int height, int channels, const SampleAt& sample) {
   runtime::Image image{width, height, channels, {}};
   for (int y = 0; y < height; ++y) {
     for (int x = 0; x < width; ++x) {
@@ -113,7 +113,7 @@ std::string repair_checksums(std::string png) {
   return png;
 }
 
-std::string encode_png(const PngSpec& spec, const Sample& sample) {
+std::string encode_png(const PngSpec& spec, const SampleAt& sample) {
   std::string header =
       big_endian(static_cast<std::uint32_t>(spec.width)) + big_endian(static_cast<std::uint32_t>(spec.height));
   header += {static_cast<char>(spec.bits), static_cast<char>(spec.type), 0, 0, static_cast<char>(spec.interlaced)};
@@ -151,7 +151,7 @@ std::string exif_block(int orientation, bool motorola) {
   return block + number(0, 2) + number(0, 4);
 }
 
-std::string encode_jpeg(const JpegSpec& spec, const Sample& sample) {
+std::string encode_jpeg(const JpegSpec& spec, const SampleAt& sample) {
   jpeg_compress_struct jpeg{};
   jpeg_error_mgr errors{};
   jpeg.err = jpeg_std_error(&errors);  // Ends the process on an error, which in a test is as good as any.

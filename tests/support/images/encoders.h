@@ -14,10 +14,10 @@
 namespace difuse::test {
 
 /// The value of channel `c` at (x, y).
-using Sample = std::function<int(int x, int y, int c)>;
+using SampleAt = std::function<int(int x, int y, int c)>;
 
 /// An image from samples.
-runtime::Image picture(int width, int height, int channels, const Sample& sample);
+runtime::Image picture(int width, int height, int channels, const SampleAt& sample);
 
 struct PngSpec {
   int width = 0;
@@ -29,7 +29,7 @@ struct PngSpec {
   std::string transparency = {};   ///< Contents of tRNS; none when empty.
   std::string before_pixels = {};  ///< Whole chunks to put in front of the pixels.
 };
-std::string encode_png(const PngSpec& spec, const Sample& sample);
+std::string encode_png(const PngSpec& spec, const SampleAt& sample);
 std::string png_chunk(std::string_view name, std::string_view contents);
 /// The file with every chunk's checksum made right again.
 std::string repair_checksums(std::string png);
@@ -44,7 +44,7 @@ struct JpegSpec {
   bool arithmetic = false;
   int orientation = 0;  ///< EXIF orientation; 0: no EXIF.
 };
-std::string encode_jpeg(const JpegSpec& spec, const Sample& sample);
+std::string encode_jpeg(const JpegSpec& spec, const SampleAt& sample);
 /// A TIFF block, as EXIF wants it, with this orientation.
 std::string exif_block(int orientation, bool big_endian);
 
