@@ -32,6 +32,20 @@ __device__ __forceinline__ float round_to_tf32(float x) {
   return __uint_as_float(bits);
 }
 
+// The special-function unit. Subnormal operands and results are zeros.
+/// 2^x, within 2 ulp.
+__device__ __forceinline__ float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+/// 1 / x, within 1 ulp.
+__device__ __forceinline__ float reciprocal_approx(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // Matrix products of a warp: d += a * b, accumulated in fp32. With g = lane / 4 and t = lane % 4, d[0], d[1] are row g,
 // columns 2t, 2t + 1; d[2], d[3] the same columns of row g + 8.
 /// m16n8k16: a[0] holds (row g, k 2t and 2t + 1), a[1] (g + 8, same), a[2] (g, k + 8), a[3] (g + 8, k + 8);

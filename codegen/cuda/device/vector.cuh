@@ -31,10 +31,12 @@ struct Narrow {
 template <>
 struct Narrow<bf16> {
   __device__ __forceinline__ static bf16 from(float x) { return {static_cast<unsigned short>(pack_bf16(x, 0.0f))}; }
+  __device__ __forceinline__ static unsigned pair(float low, float high) { return pack_bf16(low, high); }
 };
 template <>
 struct Narrow<f16> {
   __device__ __forceinline__ static f16 from(float x) { return {static_cast<unsigned short>(pack_f16(x, 0.0f))}; }
+  __device__ __forceinline__ static unsigned pair(float low, float high) { return pack_f16(low, high); }
 };
 /// A register value as it is stored: to nearest, ties to even.
 template <class T, class R>
@@ -80,14 +82,29 @@ __device__ __forceinline__ Run<T, lanes> load_run(const T* from, long long avail
   }
   return run;
 }
-template <int lanes, class T>
-__device__ __forceinline__ void store_run(T* to, const Run<T, lanes>& run, long long available = lanes) {
+/// Register values as they are stored. Neighbours of 16 bits are rounded by one instruction.
+template <class T, int lanes, class R>
+__device__ __forceinline__ void store_whole_run(T* to, const Run<R, lanes>& run) {
+  if constexpr (sizeof(T) == 2 && lanes % 2 == 0) {
+    Run<unsigned, lanes / 2> pairs;
+#pragma unroll
+    for (int i = 0; i < lanes / 2; ++i) pairs[i] = Narrow<T>::pair(run[2 * i], run[2 * i + 1]);
+    *reinterpret_cast<Run<unsigned, lanes / 2>*>(to) = pairs;
+  } else {
+    Run<T, lanes> stored;
+#pragma unroll
+    for (int l = 0; l < lanes; ++l) stored[l] = narrow<T>(run[l]);
+    *reinterpret_cast<Run<T, lanes>*>(to) = stored;
+  }
+}
+template <int lanes, class T, class R>
+__device__ __forceinline__ void store_run(T* to, const Run<R, lanes>& run, long long available = lanes) {
   if (available >= lanes) {
-    *reinterpret_cast<Run<T, lanes>*>(to) = run;
+    store_whole_run(to, run);
     return;
   }
 #pragma unroll
   for (int l = 0; l < lanes; ++l) {
-    if (l < available) to[l] = run[l];
+    if (l < available) to[l] = narrow<T>(run[l]);
   }
 }

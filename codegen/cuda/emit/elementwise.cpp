@@ -1,5 +1,6 @@
 // Bodies whose every element is computed from elements of the operands: pointwise clusters, data movement, random
-// draws. A thread computes one run of consecutive elements of all results.
+// draws. A thread computes one run of consecutive elements of all results; or, where operands are repeated along rows
+// (a normalise's statistics and parameters along the pixels), the same run of several rows, and reads those once.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include "codegen/cuda/source/device_source.h"
 #include "codegen/cuda/source/extents.h"
 #include "codegen/cuda/source/parameters.h"
+#include "codegen/cuda/source/row_loop.h"
 #include "ir/error.h"
 #include "ir/op.h"
 
@@ -17,7 +19,11 @@ namespace difuse::codegen::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr size_t kManyTensors = 8;  ///< From here on, long runs of every tensor would need too many registers.
+constexpr int kRowThreads = 128;        ///< Where threads have several rows each: small blocks end evenly.
+constexpr int64_t kBusyThreads = 1024;  ///< So many of an SM have enough loads in flight; what is more has rows each.
+constexpr int64_t kFewRows = 16;        ///< Of an image: fewer are not worth a block.
+constexpr int64_t kMostRows = 16;       ///< Of one thread: by then, what it reads once is a small part.
+constexpr size_t kManyTensors = 8;      ///< From here on, long runs of every tensor would need too many registers.
 
 /// The longest run that every whole tensor can be read and written in, 16 bytes of the narrowest.
 int choose_lanes(const ir::Graph& body, const KernelSpec& spec) {
@@ -35,6 +41,117 @@ int choose_lanes(const ir::Graph& body, const KernelSpec& spec) {
   return fitting_lanes(spec, type.rank() > 1 ? type.shape.back() : lanes, lanes);
 }
 
+/// Dimensions of the results' shape, from `begin` up to `end`.
+struct Rows {
+  size_t begin = 0, end = 0;
+};
+
+/// The dimensions along which the most operands with a run of their own are repeated, and of those the longest; none
+/// where nothing is repeated so, or not often. The outermost extent, which may be the batch, does not matter.
+Rows repeated_rows(const ir::Graph& body, const ir::Shape& shape) {
+  for (const ir::NamedValue& n : body.outputs()) {
+    if (body.type(n.value).shape != shape) return {};
+  }
+  const auto repeated = [&](size_t begin, size_t end) {
+    int count = 0;
+    for (int id = 0; id < body.size(); ++id) {
+      const ir::Node& node = body.node(id);
+      if (node.op != ir::Op::broadcast || node.types[0].shape != shape) continue;
+      const auto& dims = node.as<ir::BroadcastAttrs>().dims;
+      const bool has_run = !dims.empty() && static_cast<size_t>(dims.back()) + 1 == shape.size();
+      const auto is_row = [&](int64_t d) { return static_cast<size_t>(d) >= begin && static_cast<size_t>(d) < end; };
+      if (has_run && std::ranges::none_of(dims, is_row)) ++count;
+    }
+    return count;
+  };
+  Rows best;
+  std::pair<int, int64_t> most{0, 0};  // operands repeated, rows
+  for (size_t begin = 0; begin < shape.size(); ++begin) {
+    int64_t rows = 1;
+    for (size_t end = begin + 1; end < shape.size(); ++end) {
+      if (end > 1) rows *= shape[end - 1];
+      const std::pair found{repeated(begin, end), rows};
+      if ((begin > 0 && rows < kFewRows) || found.first == 0 || found <= most) continue;
+      most = found;
+      best = {begin, end};
+    }
+  }
+  return best;
+}
+
+/// Rows of one thread: one where otherwise the card would not be busy.
+int64_t rows_per_thread(int64_t runs, int at_once, const ir::DeviceSpec& device) {
+  const int64_t rows = ceil_div(runs, device.processors * kBusyThreads);
+  return rows == 1 ? 1 : std::min(kMostRows, ceil_div(rows, at_once) * at_once);
+}
+
+void emit_repeated(const KernelSpec& spec, const ir::Graph& body, const Rows& at, Emission& emission) {
+  const ir::Shape& shape = body.type(body.outputs()[0].value).shape;
+  const auto extent = [&](size_t begin, size_t end) {
+    return ir::element_count(
+        {shape.begin() + static_cast<ptrdiff_t>(begin), shape.begin() + static_cast<ptrdiff_t>(end)});
+  };
+  const int lanes = choose_lanes(body, spec);
+  const WholeTensors tensors = whole_tensors(body, shape);
+  const int64_t outer = extent(0, at.begin), rows = extent(at.begin, at.end), inner = extent(at.end, shape.size());
+  const int64_t runs = inner / lanes;
+  const int64_t columns = block_columns(runs, std::max<int64_t>(8, 128 / (lanes * tensors.narrowest)));
+  const int64_t tiles = ceil_div(runs, columns);
+  int64_t height = std::max<int64_t>(1, kRowThreads / columns);
+  if (at.begin > 0) height = std::min(height, rows);  // otherwise the batch is among the rows
+  const int at_once = tensors.runs_at_once(lanes);
+  const int64_t chunk = height * rows_per_thread(outer * rows * runs, at_once, spec.device);
+
+  std::vector<size_t> stored;
+  for (size_t r = 0; r < body.outputs().size(); ++r) {
+    if (spec.wanted(r)) stored.push_back(r);
+  }
+  Parameters parameters(body, spec);
+  const RowCode code = row_code({body, shape, at.begin, at.end, lanes, at_once, height, inner}, spec, stored,
+                                [](BodyCode&, const Index&) { return std::string(); });
+  parameters.add("rows", rows);
+  parameters.add("chunk", chunk);
+  parameters.add("chunks", ceil_div(rows, chunk));
+  parameters.add_outers(body, code.outers);
+
+  KernelDraft draft;
+  draft.name = spec.name;
+  draft.source = device_source({"vector.cuh", "ops.cuh", "random.cuh"}) +
+                 filled(R"(
+using index_t = $index;
+
+extern "C" __global__ void __launch_bounds__($threads, $blocks) $kernel($parameters) {
+  wait_for_previous_kernel();
+  let_next_kernel_start();
+  const int run = static_cast<int>(blockIdx.x % $tiles) * $columns + static_cast<int>(threadIdx.x) % $columns;
+  if (run >= $runs) return;
+  const unsigned part = blockIdx.x / $tiles;
+  const index_t o = static_cast<index_t>(part / static_cast<unsigned>(chunks)), i = run * $lanes;
+  const index_t begin = static_cast<index_t>(part % static_cast<unsigned>(chunks)) * static_cast<index_t>(chunk);
+  const index_t past = begin + static_cast<index_t>(chunk), all = static_cast<index_t>(rows);
+  const index_t end = past < all ? past : all, base = o * all * $inner + i;
+$hoisted  index_t r = begin + static_cast<int>(threadIdx.x) / $columns;
+$loops}
+)",
+                        {{"index", index_type(needs_wide_index(body, /*spare=*/1 << 24))},
+                         {"threads", std::to_string(columns * height)},
+                         {"blocks", std::to_string(tensors.blocks_at_once(columns * height))},
+                         {"parameters", parameters.text()},
+                         {"tiles", std::to_string(tiles)},
+                         {"columns", std::to_string(columns)},
+                         {"runs", std::to_string(runs)},
+                         {"lanes", std::to_string(lanes)},
+                         {"inner", std::to_string(inner)},
+                         {"hoisted", indented(code.hoisted, 2)},
+                         {"loops", indented(code.loops, 2)}});
+  draft.grid.x = outer * ceil_div(rows, chunk) * tiles;
+  draft.threads = static_cast<int>(columns * height);
+  draft.arguments = parameters.arguments();
+  draft.bytes = parameters.bytes();
+  draft.flops = spec.flops;
+  emission.launch(std::move(draft));
+}
+
 }  // namespace
 
 bool accepts_elementwise(const ir::Graph& body) {
@@ -49,6 +166,10 @@ bool accepts_elementwise(const ir::Graph& body) {
 void emit_elementwise(const KernelSpec& spec, Emission& emission) {
   const ir::Graph body = collapsed(spec.body);
   const ir::Type& type = body.type(body.outputs()[0].value);
+  if (const Rows rows = repeated_rows(body, type.shape); rows.end > rows.begin) {
+    emit_repeated(spec, body, rows, emission);
+    return;
+  }
   const int lanes = choose_lanes(body, spec);
   Parameters parameters(body, spec);
   BodyCode code(body, lanes, parameters.operands(), spec.alignment, type.rank() > 1 || lanes == 1 ? "" : "available");
@@ -57,10 +178,9 @@ void emit_elementwise(const KernelSpec& spec, Emission& emission) {
   for (size_t r = 0; r < body.outputs().size(); ++r) {
     if (!spec.wanted(r)) continue;
     const ir::Value v = body.outputs()[r].value;
-    const std::string dtype = storage_type(body.type(v).dtype), to = parameters.result(r);
-    const std::string x = code.value(v, index);
-    runs += fmt::format("  Run<{}, {}> run_{};\n", dtype, lanes, to);
-    lane += fmt::format("run_{}[l] = narrow<{}>({});\n", to, dtype, x);
+    const std::string to = parameters.result(r);
+    runs += fmt::format("  Run<{}, {}> run_{};\n", register_type(body.type(v).dtype), lanes, to);
+    lane += fmt::format("run_{}[l] = {};\n", to, code.unrounded(v, index));
     stores += fmt::format("  store_run<{}>({} + i, run_{}, available);\n", lanes, to, to);
   }
   parameters.add("count", type.elements());

@@ -87,20 +87,24 @@ EpilogueCode epilogue_code(const KernelSpec& spec, ir::Value value, const std::s
   known.linear = {offset, lanes == 1 ? Lanes::none : Lanes::unit};
   known.has_linear = true;
   std::string runs, lane, stores;
-  const auto store = [&](ir::Value v, const std::string& dtype, const std::string& run, const std::string& to) {
+  const auto at = [&](ir::Value v) {
     const ir::Shape& shape = body.type(v).shape;
     const bool same = !coords.empty() && shape == body.type(value).shape;
-    const std::string x = code.value(v, same ? known : code.at_linear(offset, shape));
-    runs += fmt::format("Run<{}, {}> {};\n", dtype, lanes, run);
-    lane += fmt::format("{}[l] = narrow<{}>({});\n", run, dtype, x);
+    return same ? known : code.at_linear(offset, shape);
+  };
+  const auto store = [&](const std::string& type, const std::string& x, const std::string& run, const std::string& to) {
+    runs += fmt::format("Run<{}, {}> {};\n", type, lanes, run);
+    lane += fmt::format("{}[l] = {};\n", run, x);
     stores += fmt::format("store_run<{}>({}, {});\n", lanes, to, run);
   };
   for (const size_t r : outputs) {
     const ir::Value v = body.outputs()[r].value;
     const std::string to = Parameters::result(r);
-    store(v, storage_type(body.type(v).dtype), "run_" + to, fmt::format("{} + {}", to, offset));
+    store(register_type(body.type(v).dtype), code.unrounded(v, at(v)), "run_" + to, fmt::format("{} + {}", to, offset));
   }
-  for (size_t i = 0; i < staged.size(); ++i) store(staged[i].value, "f32", fmt::format("staged_{}", i), staged[i].to);
+  for (size_t i = 0; i < staged.size(); ++i) {
+    store("float", code.value(staged[i].value, at(staged[i].value)), fmt::format("staged_{}", i), staged[i].to);
+  }
   EpilogueCode made;
   made.text = code.take_before() + runs + "#pragma unroll\n" + fmt::format("for (int l = 0; l < {}; ++l) {{\n", lanes) +
               indented(code.take_lane() + lane, 2) + "}\n" + stores;

@@ -78,8 +78,18 @@ std::string BodyCode::value(ir::Value v, const Index& index) { return write(v, i
 
 bool BodyCode::is_shared(ir::Value v, const Index& index) { return write(v, index).lanes == Lanes::none; }
 
+std::string BodyCode::unrounded(ir::Value v, const Index& index) {
+  const ir::Node& node = body_.node(v);
+  const bool rounds = node.op == Op::cast && ir::size_of(node.types[0].dtype) == 2;
+  return value(rounds && !bound_.contains(v) ? node.operands[0] : v, index);
+}
+
 std::string BodyCode::take_before() { return std::exchange(before_, {}); }
 std::string BodyCode::take_lane() { return std::exchange(lane_, {}); }
+std::string BodyCode::take_lane_loop() {
+  std::erase_if(written_, [](const auto& one) { return one.second.lanes != Lanes::none; });
+  return take_lane();
+}
 
 BodyCode::Written BodyCode::define(Lanes lanes, DType dtype, const std::string& expression) {
   const std::string name = fresh("x");

@@ -65,10 +65,14 @@ class BodyCode {
   /// The value at an index: an expression to be used inside the lane loop (or anywhere where is_shared says so).
   std::string value(ir::Value v, const Index& index);
   bool is_shared(ir::Value v, const Index& index);
+  /// The same, before the rounding that storing the value does anyway: for store_run.
+  std::string unrounded(ir::Value v, const Index& index);
 
   /// What has been written so far, a statement a line; takes it away. What is written later may refer to it.
   std::string take_before();
   std::string take_lane();
+  /// The same, for a loop over lanes that ends here: what is written later is written anew.
+  std::string take_lane_loop();
   /// Inputs whose outermost extent the statements read.
   const std::set<int>& outers() const { return outers_; }
 

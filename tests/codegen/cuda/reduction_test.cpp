@@ -261,6 +261,19 @@ Write with_small_values(std::vector<int64_t> axes) {
   };
 }
 
+/// A vector per channel that is read for every pixel, and once more for what is computed per image of it.
+Write with_a_vector_read_twice(std::vector<int64_t> axes) {
+  return [=](Builder& b, const ir::Shape& shape) {
+    const Value x = b.input("0", {DType::f32, shape});
+    const Value rstd = b.input("1", {DType::f32, {shape[0], shape[3]}}), gamma = b.input("2", {DType::f32, {shape[3]}});
+    const Value scale = b.mul(rstd, b.broadcast(gamma, {shape[0], shape[3]}, {1}));
+    const Value y = b.mul(b.add(x, b.broadcast_channels(gamma, shape)), b.broadcast_image_channels(scale, shape));
+    Outputs out(b);
+    out.add(b.reduce_sum(y, axes));
+    out.add(y);
+  };
+}
+
 /// bf16 tensors in and out.
 Write with_casts(std::vector<int64_t> axes) {
   return [=](Builder& b, const ir::Shape& shape) {
@@ -371,6 +384,8 @@ std::vector<Case> cases() {
       {"small_values", {2, 20, 20, 64}, with_small_values({1, 2})},
       {"small_values_to_channels", {3, 16, 16, 12}, with_small_values({0, 1, 2})},
       {"small_values_odd", {2, 9, 7, 5}, with_small_values({1, 2})},
+      {"vector_read_twice", {2, 20, 20, 64}, with_a_vector_read_twice({1, 2})},
+      {"vector_read_twice_to_channels", {3, 4, 6, 6}, with_a_vector_read_twice({0, 1, 2})},
       {"casts", {2, 14, 14, 64}, with_casts({1, 2})},
       {"casts_to_channels", {3, 7, 7, 20}, with_casts({0, 1, 2})},
       {"casts_whole_images", {2, 8, 8, 6}, with_casts({1, 2, 3})},

@@ -61,8 +61,8 @@ void emit_finish(Emission& emission, std::vector<Dim> dims, const std::vector<bo
   constexpr int64_t kTermsPerThread = 4;
   int64_t columns = 32, rows = 1;
   if (!dims.back().reduced) {
-    columns = terms > 128 ? 8 : 32;
-    rows = power_of_two(ceil_div(terms, kTermsPerThread), 32 / columns, 1024 / columns);
+    columns = terms > 256 ? 8 : 32;
+    rows = power_of_two(ceil_div(terms, kTermsPerThread), 64 / columns, 1024 / columns);
   } else if (terms >= 32) {
     columns = 1;
     rows = power_of_two(ceil_div(terms, kTermsPerThread), 32, 256);

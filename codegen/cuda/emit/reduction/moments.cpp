@@ -38,7 +38,8 @@ void emit_moments(const KernelSpec& spec, Emission& emission) {
   const int64_t height = shape[1], width = shape[2], channels = shape[3];
   const ir::Strips strips{height, width};
   const WholeTensors tensors = whole_tensors(body, shape);
-  const int lanes = fitting_lanes(spec, channels, std::min(kMostLanes, tensors.longest_run()), true);
+  const int lanes =
+      fitting_lanes(spec, channels, tensors.count > 8 ? 1 : std::min(kMostLanes, tensors.longest_run()), true);
   const int64_t runs = channels / lanes, columns = block_runs(runs), tiles = (runs + columns - 1) / columns;
   const int64_t strip_threads = ir::kStripWidth * columns;
   const int64_t block_strips = std::max<int64_t>(1, 128 / strip_threads), threads = strip_threads * block_strips;
@@ -64,8 +65,7 @@ void emit_moments(const KernelSpec& spec, Emission& emission) {
     index.has_linear = true;
     return index;
   };
-  hoist(code, body, index_of(0).coords, 1, 2);
-  const std::string hoisted = code.take_before(), hoisted_lane = code.take_lane();
+  const std::string hoisted = hoist(code, body, index_of(0), shape, 1, 2, lanes);
 
   Value image;
   std::string last;
@@ -90,19 +90,15 @@ void emit_moments(const KernelSpec& spec, Emission& emission) {
     for (size_t r = 0; r < body.outputs().size(); ++r) {
       const Value v = body.outputs()[r].value;
       if (body.node(v).op == ir::Op::channel_moments) continue;
-      const std::string to = Parameters::result(r), dtype = storage_type(body.type(v).dtype);
-      const std::string name = fmt::format("run{}_{}", r, u);
-      const std::string declare = fmt::format("Run<{}, {}> {};\n", dtype, lanes, name);
+      const std::string to = Parameters::result(r), name = fmt::format("run{}_{}", r, u);
+      const std::string declare = fmt::format("Run<{}, {}> {};\n", register_type(body.type(v).dtype), lanes, name);
       const std::string store = fmt::format("if ({}) store_run<{}>({} + at{}, {});\n", live, lanes, to, u, name);
-      const auto narrowed = [&](const std::string& from) {
-        return fmt::format("{}[l] = narrow<{}>({});\n", name, dtype, from);
-      };
       if (v == image) {
         late += declare + fmt::format("#pragma unroll\nfor (int l = 0; l < {}; ++l) ", lanes) +
-                narrowed(fmt::format("value[r + {}][l]", u)) + store;
+                fmt::format("{}[l] = value[r + {}][l];\n", name, u) + store;
       } else {
         runs_text += declare;
-        lane += narrowed(code.value(v, index));
+        lane += fmt::format("{}[l] = {};\n", name, code.unrounded(v, index));
         stores += store;
       }
     }
@@ -183,7 +179,7 @@ $last  }
                          {"pixels", indented(pixels, 4)},
                          {"before", indented(code.take_before(), 4)},
                          {"declare", indented(runs_text, 4)},
-                         {"lane", indented(hoisted_lane + code.take_lane() + lane, 6)},
+                         {"lane", indented(code.take_lane() + lane, 6)},
                          {"stores", indented(stores, 4)},
                          {"square", square},
                          {"late", indented(late, 2)},

@@ -7,6 +7,7 @@
 
 #include "codegen/cuda/kernel_spec.h"
 #include "codegen/cuda/source/body_code.h"
+#include "codegen/cuda/source/row_loop.h"
 
 namespace difuse::codegen::cuda::reduction {
 
@@ -26,21 +27,6 @@ Part part_of(const KernelSpec& spec, const std::vector<size_t>& outputs);
 ir::Shape iteration_shape(const ir::Graph& body);
 /// Whether some tensor of the body, or some multiple of it that a kernel computes with, passes 31 bits.
 bool is_wide(const ir::Graph& body);
-/// Tensors over the whole of `shape` among the body's inputs, their slices and its outputs: how many, the bytes of an
-/// element of the narrowest, and of all inputs together.
-struct WholeTensors {
-  int count = 0;
-  int64_t narrowest = 4, read_bytes = 0;
-
-  /// The longest run whose loads all fit into registers at once: 16 bytes of the narrowest where tensors are few.
-  int longest_run() const;
-};
-WholeTensors whole_tensors(const ir::Graph& body, const ir::Shape& shape);
-/// Coordinates of a row-major offset `linear` inside `extents`; the outermost extent is not written.
-std::vector<Term> split(const std::string& linear, std::span<const int64_t> extents, Lanes lanes);
-/// Writes the loads of broadcast operands, and what is computed of them alone, that use none of the dimensions from
-/// `begin` up to `end`: they can stand before a loop over those.
-void hoist(BodyCode& code, const ir::Graph& body, const std::vector<Term>& coords, size_t begin, size_t end);
 
 /// All reductions of the body are reduce_sum and reduce_max over the same axes; there may be none.
 void emit_reduce(const KernelSpec& spec, Emission& emission);

@@ -24,9 +24,10 @@ using ir::Shape;
 using ir::Value;
 
 constexpr int64_t kSharedRows = 64;       ///< From so many rows an image on, images have chunks of their own.
+constexpr int64_t kWholeRows = 2048;      ///< Up to so many rows, an image is one chunk: no second stage.
+constexpr int64_t kTallRows = 512;        ///< From so many on, 512 threads have several each.
 constexpr int64_t kRowsPerThread = 16;    ///< Of a chunk, where rows do not fit into twice as much.
 constexpr int64_t kMostChunks = 1024;     ///< Blocks of 256 threads that fill a large card.
-constexpr int64_t kBytesInFlight = 96;    ///< Of one thread's loads.
 constexpr int64_t kRunsPerNeighbour = 8;  ///< Up to so many runs a thread, a row is summed inside one warp.
 
 int64_t bit_ceil(int64_t n) { return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(n))); }
@@ -100,12 +101,6 @@ class FirstStage {
   const Node& reduction(size_t r) const { return body_.node(body_.outputs()[r].value); }
   std::string combine(size_t r) const { return reduction(r).op == Op::reduce_max ? "reduce::Max" : "reduce::Sum"; }
 
-  /// Runs whose loads a thread has in flight at once.
-  int rows_at_once(int lanes) const {
-    const int64_t bytes = std::max<int64_t>(1, tensors_.read_bytes * lanes);
-    return static_cast<int>(bit_floor(std::clamp<int64_t>(kBytesInFlight / bytes, 1, 4)));
-  }
-
   /// The results of this stage: the spec's own where nothing remains to be combined.
   std::vector<Argument> results(int64_t chunks) {
     std::vector<Dim> dims = before_;
@@ -147,64 +142,17 @@ class FirstStage {
         body_, {body_, spec_.operands, spec_.alignment, to, spec_.result_alignment, spec_.name, 0, spec_.device});
   }
 
-  struct Loop {
-    std::string hoisted, body;
-  };
-
-  /// The loop's body for `at_once` runs of each thread, `step` rows apart, the first at row `r`; row r of the thread's
-  /// column is at `base` + r * `stride`. Rows up to `end` exist. Loads come first, so that they are all in flight; rows
-  /// that do not exist repeat row r, uncounted and unstored.
-  Loop loop(int lanes, int at_once, int64_t step, int64_t stride) const {
-    const Lanes run = lanes == 1 ? Lanes::none : Lanes::unit;
-    std::vector<std::string> pointers;
-    for (size_t i = 0; i < spec_.operands.size(); ++i) pointers.push_back(fmt::format("p{}", i));
-    BodyCode code(body_, lanes, pointers, spec_.alignment);
-    const std::span<const int64_t> extents = shape_;
-    const std::vector<Term> outer = split("o", extents.first(begin_), Lanes::none);
-    const std::vector<Term> inner = split("i", extents.subspan(end_), run);
-    const auto coords = [&](const std::string& row) {
-      const Lanes of_row = end_ == shape_.size() ? run : Lanes::none;
-      std::vector<Term> all = outer, rows = split(row, extents.subspan(begin_, end_ - begin_), of_row);
-      all.insert(all.end(), rows.begin(), rows.end());
-      all.insert(all.end(), inner.begin(), inner.end());
-      return all;
-    };
-    hoist(code, body_, coords("row0"), begin_, end_);
-    const std::string hoisted = code.take_before(), hoisted_lane = code.take_lane();
-
-    std::string rows, runs, combined, stores;
-    for (int u = 0; u < at_once; ++u) {
-      const std::string live = u == 0 ? "" : fmt::format("live{}", u);
-      if (u == 0) {
-        rows += "const index_t row0 = r;\n";
-      } else {
-        rows += fmt::format("const bool {} = r + {} < end;\n", live, u * step);
-        // A row that is not there reads the first one again: its own, which nobody else has written meanwhile.
-        rows += fmt::format("const index_t row{} = {} ? r + {} : r;\n", u, live, u * step);
-      }
-      rows += fmt::format("[[maybe_unused]] const index_t at{} = base + row{}{};\n", u, u,
-                          stride == 1 ? "" : fmt::format(" * {}", stride));
-      Index index = code.at(coords(fmt::format("row{}", u)));
-      index.linear = {fmt::format("at{}", u), run};
-      index.has_linear = true;
-      for (size_t q = 0; q < reductions_.size(); ++q) {
-        const std::string x = code.value(reduction(reductions_[q]).operands[0], index), by = combine(reductions_[q]);
-        combined += fmt::format("sum{}[l] = {}::both(sum{}[l], {});\n", q, by, q,
-                                u == 0 ? x : fmt::format("{} ? {} : {}::start()", live, x, by));
-      }
-      for (const size_t r : stored_) {
-        const Value v = body_.outputs()[r].value;
-        const std::string dtype = storage_type(body_.type(v).dtype), name = fmt::format("run{}_{}", r, u);
-        runs += fmt::format("Run<{}, {}> {};\n", dtype, lanes, name);
-        combined += fmt::format("{}[l] = narrow<{}>({});\n", name, dtype, code.value(v, index));
-        stores += fmt::format("{}store_run<{}>({} + at{}, {});\n", u == 0 ? "" : fmt::format("if ({}) ", live), lanes,
-                              Parameters::result(r), u, name);
-      }
-    }
-    std::string body = rows + code.take_before() + runs;
-    body += fmt::format("#pragma unroll\nfor (int l = 0; l < {}; ++l) {{\n", lanes);
-    body += indented(hoisted_lane + code.take_lane() + combined, 2) + "}\n" + stores;
-    return {hoisted, body};
+  /// The loop of a thread whose rows are `step` apart, each `stride` elements after the one before.
+  RowCode loop(int lanes, int at_once, int64_t step, int64_t stride) const {
+    return row_code({body_, shape_, begin_, end_, lanes, at_once, step, stride}, spec_, stored_,
+                    [&](BodyCode& code, const Index& index) {
+                      std::string text;
+                      for (size_t q = 0; q < reductions_.size(); ++q) {
+                        text += fmt::format("sum{0}[l] = {1}::both(sum{0}[l], {2});\n", q, combine(reductions_[q]),
+                                            code.value(reduction(reductions_[q]).operands[0], index));
+                      }
+                      return text;
+                    });
   }
 
   std::string accumulators(int lanes) const {
@@ -219,16 +167,21 @@ class FirstStage {
   /// Where `inner` is more than one: a thread has a run of columns, and rows that lie `height` apart.
   void emit_columns() {
     const int lanes = fitting_lanes(spec_, shape_.back(), tensors_.longest_run(), true);
-    const int at_once = rows_at_once(lanes);
+    const int at_once = tensors_.runs_at_once(lanes);
     const int64_t runs = inner_ / lanes;
-    const int64_t columns = block_columns(runs, std::max<int64_t>(8, 128 / (lanes * tensors_.narrowest)));
-    const int64_t tiles = ceil_div(runs, columns), most = bit_floor((open_ ? 256 : 512) / columns);
+    // A block reads 128 bytes of a row; or 64, of large images by more threads, where those are whole chunks and blocks
+    // would be few.
+    const bool whole = !open_ && rows_ <= kWholeRows;
+    const int64_t least_columns = std::max<int64_t>(4, 64 / (lanes * tensors_.narrowest)) * (whole ? 1 : 2);
+    const int64_t columns = block_columns(runs, least_columns);
+    const int64_t threads = whole && rows_ >= kTallRows && tensors_.count <= 8 ? 512 : 256;
+    const int64_t tiles = ceil_div(runs, columns), most = bit_floor(threads / columns);
     int64_t height = most;
     if (!open_) {
       const int64_t least = std::min(most, bit_ceil(ceil_div(32, columns)));
       height = std::clamp(bit_ceil(ceil_div(rows_, at_once)), least, most);
     }
-    const Chunks chunks = chunks_of(rows_, height * at_once, height * kRowsPerThread);
+    const Chunks chunks = whole ? Chunks{rows_, 1} : chunks_of(rows_, height * at_once, height * kRowsPerThread);
     const std::vector<Argument> to = results(chunks.count);
     Parameters parameters = this->parameters(to);
     std::string place;
@@ -253,7 +206,7 @@ class FirstStage {
                            {"rows", std::to_string(rows_)},
                            {"chunks", std::to_string(chunks.count)},
                            {"chunk", std::to_string(chunks.length)}});
-    const Loop loop = this->loop(lanes, at_once, height, inner_);
+    const RowCode loop = this->loop(lanes, at_once, height, inner_);
     std::string finish;
     for (size_t q = 0; q < reductions_.size(); ++q) {
       if (q > 0) finish += "__syncthreads();\n";
@@ -266,7 +219,7 @@ class FirstStage {
     launch(filled(R"(
 using index_t = $index;
 
-extern "C" __global__ void __launch_bounds__($threads, 1) $kernel($parameters) {
+extern "C" __global__ void __launch_bounds__($threads, $blocks) $kernel($parameters) {
   wait_for_previous_kernel();
   let_next_kernel_start();
   __shared__ alignas(16) float shared[$threads * $lanes];
@@ -275,13 +228,12 @@ $place  const int run = static_cast<int>(blockIdx.x) % $tiles * $columns + colum
   const bool inside = $inside;
   const index_t i = $clamped * $lanes, end = inside ? past : begin;
   const index_t base = $base;
-$hoisted$accumulators#pragma unroll 1
-  for (index_t r = begin + row; r < end; r += $step) {
-$loop  }
-$finish}
+$hoisted$accumulators  index_t r = begin + row;
+$loop$finish}
 )",
                   {{"index", index_type(is_wide(body_))},
                    {"threads", std::to_string(columns * height)},
+                   {"blocks", std::to_string(tensors_.blocks_at_once(columns * height))},
                    {"parameters", parameters.text()},
                    {"lanes", std::to_string(lanes)},
                    {"columns", std::to_string(columns)},
@@ -292,21 +244,9 @@ $finish}
                    {"base", begin_ == 0 ? "i" : fmt::format("o * {} + i", rows_ * inner_)},
                    {"hoisted", indented(loop.hoisted, 2)},
                    {"accumulators", indented(accumulators(lanes), 2)},
-                   {"step", std::to_string(height * at_once)},
-                   {"loop", indented(loop.body, 4)},
+                   {"loop", indented(loop.loops, 2)},
                    {"finish", indented(finish, 2)}}),
            parameters, outer_ * chunks.count * tiles, columns * height, to);
-  }
-
-  /// Neighbouring runs of one block: few enough that a small tensor has many blocks, and with little left over.
-  static int64_t block_columns(int64_t runs, int64_t least) {
-    if (runs <= least) return runs;
-    int64_t best = least;
-    const auto left_over = [&](int64_t columns) { return ceil_div(runs, columns) * columns - runs; };
-    for (int64_t columns = least; columns <= 2 * least; ++columns) {
-      if (left_over(columns) < left_over(best)) best = columns;
-    }
-    return best;
   }
 
   /// Where every row is one value of a contiguous range: neighbouring threads read neighbouring runs.
@@ -326,11 +266,12 @@ $finish}
   void emit_rows_of_neighbours(int lanes, int64_t runs) {
     constexpr int64_t kThreads = 128;
     const int64_t sharers = std::min<int64_t>(32, bit_ceil(ceil_div(runs, 4)));
-    const int at_once = static_cast<int>(std::min<int64_t>(rows_at_once(lanes), bit_ceil(ceil_div(runs, sharers))));
+    const int at_once =
+        static_cast<int>(std::min<int64_t>(tensors_.runs_at_once(lanes), bit_ceil(ceil_div(runs, sharers))));
     const std::vector<Argument> to = results(1);
     Parameters parameters = this->parameters(to);
     parameters.add("outer", outer_);
-    const Loop loop = this->loop(lanes, at_once, sharers * lanes, 1);
+    const RowCode loop = this->loop(lanes, at_once, sharers * lanes, 1);
     std::string finish;
     for (size_t q = 0; q < reductions_.size(); ++q) {
       const std::string by = combine(reductions_[q]);
@@ -350,10 +291,8 @@ extern "C" __global__ void __launch_bounds__($threads, 1) $kernel($parameters) {
   const bool inside = own < outer;
   const index_t o = static_cast<index_t>(inside ? own : outer - 1), end = inside ? $rows : 0;
   const index_t base = o * $rows;
-$hoisted$accumulators#pragma unroll 1
-  for (index_t r = lane * $lanes; r < end; r += $step) {
-$loop  }
-$finish}
+$hoisted$accumulators  index_t r = lane * $lanes;
+$loop$finish}
 )",
                   {{"index", index_type(is_wide(body_))},
                    {"threads", std::to_string(kThreads)},
@@ -364,14 +303,13 @@ $finish}
                    {"lanes", std::to_string(lanes)},
                    {"hoisted", indented(loop.hoisted, 2)},
                    {"accumulators", indented(accumulators(lanes), 2)},
-                   {"step", std::to_string(sharers * lanes * at_once)},
-                   {"loop", indented(loop.body, 4)},
+                   {"loop", indented(loop.loops, 2)},
                    {"finish", indented(finish, 2)}}),
            parameters, ceil_div(outer_, kThreads / sharers), kThreads, to);
   }
 
   void emit_rows_of_blocks(int lanes, int64_t runs, bool tail) {
-    const int at_once = rows_at_once(lanes);
+    const int at_once = tensors_.runs_at_once(lanes);
     const int64_t threads = open_ ? 256 : std::clamp<int64_t>(bit_ceil(ceil_div(runs, at_once)), 32, 256);
     const Chunks chunks = chunks_of(runs * lanes, threads * lanes * at_once, threads * lanes * kRowsPerThread);
     const std::vector<Argument> to = results(chunks.count);
@@ -397,13 +335,14 @@ $finish}
                            {"chunks", std::to_string(chunks.count)},
                            {"chunk", std::to_string(chunks.length)}});
     if (tail) {
-      const Loop one = loop(1, 1, 1, 1);
+      const RowCode one = loop(1, 1, threads, 1);
       last =
-          "if (blockIdx.x == gridDim.x - 1 && whole + static_cast<int>(threadIdx.x) < rows) {\n"
-          "  const index_t r = whole + static_cast<int>(threadIdx.x);\n" +
-          indented(one.hoisted + one.body, 2) + "}\n";
+          "if (blockIdx.x == gridDim.x - 1) {\n"
+          "  const index_t end = static_cast<index_t>(rows);\n"
+          "  index_t r = whole + static_cast<int>(threadIdx.x);\n" +
+          indented(one.hoisted + one.loops, 2) + "}\n";
     }
-    const Loop loop = this->loop(lanes, at_once, threads * lanes, 1);
+    const RowCode loop = this->loop(lanes, at_once, threads * lanes, 1);
     std::string finish;
     for (size_t q = 0; q < reductions_.size(); ++q) {
       const std::string by = combine(reductions_[q]);
@@ -420,10 +359,8 @@ extern "C" __global__ void __launch_bounds__($threads, 1) $kernel($parameters) {
   wait_for_previous_kernel();
   let_next_kernel_start();
   __shared__ float shared[32];
-$place$hoisted$accumulators#pragma unroll 1
-  for (index_t r = begin + static_cast<index_t>(threadIdx.x) * $lanes; r < end; r += $step) {
-$loop  }
-$last$finish}
+$place$hoisted$accumulators  index_t r = begin + static_cast<index_t>(threadIdx.x) * $lanes;
+$loop$last$finish}
 )",
                   {{"index", index_type(is_wide(body_))},
                    {"threads", std::to_string(threads)},
@@ -432,8 +369,7 @@ $last$finish}
                    {"lanes", std::to_string(lanes)},
                    {"hoisted", indented(loop.hoisted, 2)},
                    {"accumulators", indented(accumulators(lanes), 2)},
-                   {"step", std::to_string(threads * lanes * at_once)},
-                   {"loop", indented(loop.body, 4)},
+                   {"loop", indented(loop.loops, 2)},
                    {"last", indented(last, 2)},
                    {"finish", indented(finish, 2)}}),
            parameters, outer_ * chunks.count, threads, to);

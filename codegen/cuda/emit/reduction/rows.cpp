@@ -161,9 +161,9 @@ $after}
     std::string runs, lane, stores;
     for (const size_t r : stored_) {
       const Value v = body_.outputs()[r].value;
-      const std::string dtype = storage_type(body_.type(v).dtype), to = Parameters::result(r);
-      runs += fmt::format("Run<{}, {}> run_{};\n", dtype, lanes_, to);
-      lane += fmt::format("run_{}[l] = narrow<{}>({});\n", to, dtype, made.value(v, at));
+      const std::string to = Parameters::result(r);
+      runs += fmt::format("Run<{}, {}> run_{};\n", register_type(body_.type(v).dtype), lanes_, to);
+      lane += fmt::format("run_{}[l] = {};\n", to, made.unrounded(v, at));
       stores += fmt::format("store_run<{0}>({1} + at, run_{1});\n", lanes_, to);
     }
     const std::string before = made.take_before(), in_lane = made.take_lane();

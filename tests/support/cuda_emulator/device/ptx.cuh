@@ -19,6 +19,8 @@ inline unsigned f16_of(float x) {
   return __builtin_bit_cast(unsigned short, static_cast<_Float16>(x));
 }
 
+inline float flushed(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0.0f, x) : x; }
+
 inline void mma(emulator::Collective collective, float* d, const void* a, const void* b) {
   emulator::Part part;
   part.d = d;
@@ -49,6 +51,9 @@ __device__ __forceinline__ float round_to_tf32(float x) {
   if ((bits & 0x7f800000u) == 0x7f800000u) return x != x ? __uint_as_float(0x7fffffffu) : x;
   return __uint_as_float((bits + 0x1000u) & ~0x1fffu);
 }
+
+__device__ __forceinline__ float exp2_approx(float x) { return emulated::flushed(exp2f(emulated::flushed(x))); }
+__device__ __forceinline__ float reciprocal_approx(float x) { return emulated::flushed(1.0f / emulated::flushed(x)); }
 
 __device__ __forceinline__ void mma_bf16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
   emulated::mma(emulator::Collective::mma_bf16, d, a, b);

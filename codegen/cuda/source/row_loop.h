@@ -1,0 +1,63 @@
+// A thread's loop over rows of a shape: several rows' loads are in flight at once, and what rows have in common -
+// operands that a broadcast repeats along them, and what is computed of those alone - stays in registers.
+#pragma once
+
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "codegen/cuda/kernel_spec.h"
+#include "codegen/cuda/source/body_code.h"
+
+namespace difuse::codegen::cuda {
+
+/// Tensors over the whole of `shape` among the body's inputs, slices and joins of those and its outputs: how many, the
+/// bytes of an element of the narrowest, and of all inputs together.
+struct WholeTensors {
+  int count = 0;
+  int64_t narrowest = 4, read_bytes = 0;
+
+  /// The longest run whose loads all fit into registers at once: 16 bytes of the narrowest where tensors are few.
+  int longest_run() const;
+  /// Runs whose loads a thread has in flight at once.
+  int runs_at_once(int lanes) const;
+  /// Blocks of so many threads that an SM shall have room for: those of 512 threads, which leaves each 128 registers,
+  /// and 255 where tensors are many.
+  int64_t blocks_at_once(int64_t threads) const;
+};
+WholeTensors whole_tensors(const ir::Graph& body, const ir::Shape& shape);
+
+/// Coordinates of a row-major offset `linear` inside `extents`; the outermost extent is not written.
+std::vector<Term> split(const std::string& linear, std::span<const int64_t> extents, Lanes lanes);
+/// Statements that compute, before a loop over the dimensions of `shape` from `begin` up to `end`, what those have in
+/// common: operands that a broadcast repeats along them, and what is computed of those alone. `code` then knows these
+/// values. `index` is that of any row.
+std::string hoist(BodyCode& code, const ir::Graph& body, const Index& index, const ir::Shape& shape, size_t begin,
+                  size_t end, int lanes);
+/// Neighbouring runs of one block, of `runs` in all: at least `least` where there are so many, with little left over.
+int64_t block_columns(int64_t runs, int64_t least);
+
+/// The shape is outer x rows x inner, where rows are the dimensions from `begin` up to `end`.
+struct RowLoop {
+  const ir::Graph& body;
+  const ir::Shape& shape;
+  size_t begin, end;
+  int lanes;
+  int at_once;           ///< Rows whose loads come before what is computed from them.
+  int64_t step, stride;  ///< From one of a thread's rows to its next, and from a row's elements to the next row's.
+};
+
+struct RowCode {
+  std::string hoisted;   ///< What stands before the loops; it reads the variables `o` (outer) and `i` (inner).
+  std::string loops;     ///< From the row `r` on, a variable, up to `end`. Row r of the thread's run is at `base` + r *
+                         ///< `stride`.
+  std::set<int> outers;  ///< As in BodyCode.
+};
+
+/// `stored`: outputs that are written. `more` gives statements for each lane `l` of a row; it gets the code and the
+/// row's index. A thread's rows come in their order.
+RowCode row_code(const RowLoop& loop, const KernelSpec& spec, const std::vector<size_t>& stored,
+                 const std::function<std::string(BodyCode&, const Index&)>& more);
+
+}  // namespace difuse::codegen::cuda
