@@ -50,8 +50,15 @@ bool is_reduced(const Graph& body, int input) {
 
 bool one_pass(const Graph& body) {
   const bool is_epilogue = has_contraction(body);  // It has its values at hand, however often they are read.
+  const Shape shape = iteration_shape(body);
+  std::vector<bool> is_whole(static_cast<size_t>(body.size()), false);  // computed of what the loop runs over
   for (int id = 0; id < body.size(); ++id) {
     const Node& node = body.node(id);
+    is_whole[static_cast<size_t>(id)] =
+        std::ranges::any_of(node.types, [&](const ir::Type& type) { return type.shape == shape; }) ||
+        std::ranges::any_of(node.operands, [&](Value v) { return is_whole[static_cast<size_t>(v.node)]; });
+    // What is made of smaller tensors is there before the loop begins, and nothing is written in their place.
+    if (!is_epilogue && !is_whole[static_cast<size_t>(id)]) continue;
     if (node.op == ir::Op::channel_moments && !is_epilogue) return false;
     constexpr auto kTraits =
         ir::Trait(ir::kElementwise | ir::kBroadcast | ir::kLeaf | ir::kReduction | ir::kContraction);
@@ -59,7 +66,8 @@ bool one_pass(const Graph& body) {
     const bool is_part = node.op == ir::Op::slice && body.node(node.operands[0]).op == ir::Op::input;
     if (!ir::has_trait(node, kTraits) && !is_part) return false;
     for (Value v : node.operands) {
-      if (ir::has_trait(body.node(v), ir::kReduction)) return false;
+      const bool is_small = !is_epilogue && !is_whole[static_cast<size_t>(v.node)];
+      if (ir::has_trait(body.node(v), ir::kReduction) && !is_small) return false;
     }
   }
   return true;

@@ -2,11 +2,19 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <set>
 
 #include "codegen/cuda/lower_cuda.h"
 
 namespace difuse::codegen::cuda {
+namespace {
+
+bool computes(const KernelCall& call, int node) {
+  return call.node == node || std::ranges::find(call.more_nodes, node) != call.more_nodes.end();
+}
+
+}  // namespace
 
 std::vector<CompileResult> compile_decided(
     CudaPlan& plan, const ir::DeviceSpec& device, TuningTable& decisions,
@@ -19,7 +27,7 @@ std::vector<CompileResult> compile_decided(
       const auto& error = results[static_cast<size_t>(call.source)].error;
       if (!error || call.choice < 0) continue;
       for (const DecidedTile& decided : plan.decided) {
-        if (decided.node != call.node || decided.choice != call.choice) continue;
+        if (!computes(call, decided.node) || decided.choice != call.choice) continue;
         if (!refused.emplace(decided.problem, decided.tile).second) continue;
         warn(fmt::format("the tuned tile {} is not used: {}", decided.tile, error->what()));
       }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "codegen/cuda/cuda_plan.h"
+#include "codegen/cuda/preamble.h"
 #include "ir/device_spec.h"
 #include "ir/graph.h"
 
@@ -24,6 +25,7 @@ struct KernelSpec {
   const ir::DeviceSpec& device;
   std::vector<bool> is_tf32 = {};  ///< By input, empty for none: every element is a float rounded to tf32.
   std::vector<size_t> tiles = {};  ///< By choice of its emitter: the candidate to take; the first where it is missing.
+  const Preamble* preamble = nullptr;  ///< The kernel's blocks are then inside one image each.
 
   bool wanted(size_t result) const { return results[result].kind != Argument::Kind::number; }
   size_t tile(size_t choice) const { return choice < tiles.size() ? tiles[choice] : 0; }
@@ -109,6 +111,9 @@ bool accepts_group_finish(const ir::Graph& body);
 void emit_group_finish(const KernelSpec& spec, Emission& emission);
 bool accepts_reduction(const ir::Graph& body);  ///< reduce_sum, reduce_max, channel_moments, with elementwise ops.
 void emit_reduction(const KernelSpec& spec, Emission& emission);
+bool accepts_with_preamble(
+    const KernelSpec& spec);  ///< A loop over images, and what it repeats of their partial results.
+void emit_with_preamble(const KernelSpec& spec, Emission& emission);
 bool accepts_elementwise(const ir::Graph& body);  ///< Ops whose element is computed from elements: BodyCode::can.
 void emit_elementwise(const KernelSpec& spec, Emission& emission);
 

@@ -130,7 +130,7 @@ bool accepts(const KernelSpec& spec) {
 }  // namespace
 
 std::span<const Emitter> emitters() {
-  static constexpr std::array<Emitter, 9> kEmitters = {{
+  static constexpr std::array<Emitter, 10> kEmitters = {{
       {"conv_wgmma", accepts_conv_wgmma, emit_conv_wgmma, conv_wgmma_choices},
       {"wgrad_wgmma", accepts_wgrad_wgmma, emit_wgrad_wgmma, wgrad_wgmma_choices},
       {"contraction", accepts<accepts_contraction>, emit_contraction, contraction_choices},
@@ -139,6 +139,7 @@ std::span<const Emitter> emitters() {
       {"pack", accepts<accepts_pack>, emit_pack, nullptr, true},
       {"reduction", accepts<accepts_reduction>, emit_reduction},
       {"elementwise", accepts<accepts_elementwise>, emit_elementwise},
+      {"preamble", accepts_with_preamble, emit_with_preamble},
       {"apart", accepts_apart, emit_apart, apart_choices},
   }};
   return kEmitters;
@@ -160,8 +161,10 @@ CudaPlan lower_cuda(Graph graph, passes::MemoryPlan memory, const ir::DeviceSpec
                     const TuningTable* decisions) {
   CudaPlan plan{std::move(graph), std::move(memory), {}, {}, 0};
   PlanWriter writer(plan, device, decisions);
-  // What waits should not drive out of L2 what follows.
-  LaunchOrder order(plan, device.l2_bytes / 2);
+  // What waits should not drive out of L2 what follows, but for large parts a launch less is worth as much as L2. Beside
+  // the arena it is little in any case.
+  constexpr int64_t kShare = 32;
+  LaunchOrder order(plan, std::clamp(plan.memory.arena_bytes / kShare, device.l2_bytes / 2, device.l2_bytes));
   for_each_spec(plan.graph, plan.memory, device, [&](const KernelSpec& spec, int node) {
     order.begin(node);
     writer.emit(spec, node, order.held());

@@ -16,5 +16,11 @@ inline constexpr int kMostEpilogueTensors = 4;  ///< Operands as large as the re
 inline constexpr int64_t kMostRowElements = 1024;
 /// Arithmetic is free only while it is little: longer chains are saved, not recomputed.
 inline constexpr int kMostRecomputedNodes = 32;
+/// What a block reads one element after the other, or one run of a row, before its loop begins: four for each thread.
+inline constexpr int64_t kMostPreambleLoads = 1024;
+/// Elements of a loop that one block of a kernel runs over, at least.
+inline constexpr int64_t kBlockElements = 2048;
+/// From so many pixels on, an image has blocks of its own where its pixels are summed.
+inline constexpr int64_t kLeastImagePixels = 64;
 
 }  // namespace difuse::passes

@@ -21,8 +21,12 @@ using ir::Value;
 
 class Epilogues {
  public:
-  Epilogues(const Graph& graph, Partition& partition, FusionReport& report)
-      : graph_(graph), partition_(partition), report_(report), whole_(static_cast<size_t>(graph.size()), false) {
+  Epilogues(const Graph& graph, const ir::DeviceSpec& device, Partition& partition, FusionReport& report)
+      : graph_(graph),
+        joins_launches_(device.kind == ir::DeviceSpec::Kind::cuda),
+        partition_(partition),
+        report_(report),
+        whole_(static_cast<size_t>(graph.size()), false) {
     for (int id = 0; id < graph.size(); ++id) whole_[static_cast<size_t>(id)] = is_whole(graph.node(id));
   }
 
@@ -71,6 +75,7 @@ class Epilogues {
       if (is_whole(node) && v.node > hero) return fmt::format("%{} {} comes later", v.node, ir::to_string(node.op));
       if (!is_kept(v)) return fmt::format("nobody else stores its operand %{} {}", v.node, ir::to_string(node.op));
     }
+    if (adds_many_small_products(reader)) return "its products can be one launch";
     if (!saves(hero, reader)) return "it would be one more result to store";
     if (!fits(hero, reader)) {
       return fmt::format("more than {} ops or {} tensors", kMostEpilogueNodes, kMostEpilogueTensors);
@@ -78,6 +83,26 @@ class Epilogues {
     const int between = partition_.between(hero, unit);
     if (between < 0) return {};
     return fmt::format("a path goes round by %{} {}", between, ir::to_string(graph_.node(between).op));
+  }
+
+  /// Equal launches are made one where none reads another's result (join/nodes.h).
+  bool adds_many_small_products(int reader) const {
+    constexpr int64_t kSmall = 1 << 18, kMany = 4;
+    if (!joins_launches_ || !is_sum(reader) || graph_.node(reader).types[0].bytes() > kSmall) return false;
+    int whole = reader;
+    for (const std::vector<int>* users = &partition_.users(whole); users->size() == 1 && is_sum((*users)[0]);) {
+      whole = (*users)[0];
+      users = &partition_.users(whole);
+    }
+    return products_of(whole) >= kMany;
+  }
+  bool is_sum(int id) const { return graph_.node(id).op == ir::Op::add; }
+  int64_t products_of(int id) const {
+    if (ir::has_trait(graph_.node(id), ir::kContraction)) return 1;
+    if (!is_sum(id)) return 0;
+    int64_t products = 0;
+    for (const Value v : graph_.node(id).operands) products += products_of(v.node);
+    return products;
   }
 
   bool saves(int hero, int reader) const {
@@ -156,6 +181,7 @@ class Epilogues {
   }
 
   const Graph& graph_;
+  const bool joins_launches_;
   Partition& partition_;
   FusionReport& report_;
   std::vector<bool> whole_;
@@ -163,8 +189,9 @@ class Epilogues {
 
 }  // namespace
 
-std::vector<bool> grow_epilogues(const Graph& graph, Partition& partition, FusionReport& report) {
-  return Epilogues(graph, partition, report).grow_all();
+std::vector<bool> grow_epilogues(const Graph& graph, const ir::DeviceSpec& device, Partition& partition,
+                                 FusionReport& report) {
+  return Epilogues(graph, device, partition, report).grow_all();
 }
 
 }  // namespace difuse::passes

@@ -7,6 +7,7 @@
 //   alone: the operand need not be read again. It is one more result;
 // - the next norm's statistics, which are parts of an image's strips (channel_moments), of a contraction's values: the
 //   values need not be read again for them.
+// But not, on a GPU, the sum of many small products: each would wait for the one before, where they are one launch.
 // Everything else that a reader needs must be in memory anyway or free: an epilogue makes none of its operands. So of
 // two contractions that are added the later one takes the sum, and no node is in two bodies.
 //
@@ -15,12 +16,14 @@
 
 #include <vector>
 
+#include "ir/device_spec.h"
 #include "passes/fusion/partition.h"
 #include "passes/fusion/report.h"
 
 namespace difuse::passes {
 
 /// For each unit whether it has a whole hero. Such units are complete.
-std::vector<bool> grow_epilogues(const ir::Graph& graph, Partition& partition, FusionReport& report);
+std::vector<bool> grow_epilogues(const ir::Graph& graph, const ir::DeviceSpec& device, Partition& partition,
+                                 FusionReport& report);
 
 }  // namespace difuse::passes

@@ -10,7 +10,9 @@
 #include "passes/fusion/cost.h"
 #include "passes/fusion/emit.h"
 #include "passes/fusion/epilogue.h"
+#include "passes/fusion/movement.h"
 #include "passes/fusion/partition.h"
+#include "passes/fusion/preamble.h"
 #include "passes/fusion/recompute.h"
 #include "passes/fusion/sums.h"
 #include "passes/fusion/traits.h"
@@ -27,11 +29,11 @@ using ir::Value;
 
 class Grower {
  public:
-  Grower(const Graph& graph, FusionReport& report, bool epilogues)
+  Grower(const Graph& graph, const ir::DeviceSpec& device, FusionReport& report, bool epilogues)
       : graph_(graph),
         report_(report),
         partition_(graph),
-        whole_(epilogues ? grow_epilogues(graph, partition_, report)
+        whole_(epilogues ? grow_epilogues(graph, device, partition_, report)
                          : std::vector<bool>(static_cast<size_t>(graph.size()), false)) {}
 
   const Partition& grow_all() {
@@ -203,11 +205,13 @@ std::vector<bool> pay(const Graph& graph, const Partition& partition, bool epilo
 PassResult fuse_clusters(const Graph& graph, PassContext& context, FusionReport* report, bool epilogues) {
   FusionReport unread;
   FusionReport& lines = report ? *report : unread;
-  Grower grower(graph, lines, epilogues);
+  Grower grower(graph, context.device, lines, epilogues);
   const Partition& partition = grower.grow_all();
   Units units(graph, partition, pay(graph, partition, epilogues, context.fuel));
   recompute_cheap_values(units, context, lines);
-  if (epilogues) join_sums(units, context.fuel, lines);
+  if (epilogues) join_sums(units, context, lines);
+  join_movement(units, context, lines);
+  join_preambles(units, context, lines);
   Graph result = emit(units, lines);
   const bool changed = !same_graph(graph, result);
   return {std::move(result), changed};

@@ -15,7 +15,9 @@
 // random draws, views and group_finish stay outside, as do a contraction's own operands.
 // Dtypes and rounding: no cast is added, removed or moved; each op keeps its operands, so pointwise results keep every
 // bit and a reduction keeps its meaning (its order of summation is the kernel's own).
-// At last, what leaves only sums over pixels of a contraction's values is computed in its kernel (sums.h).
+// At last, what leaves only sums over pixels of a contraction's values is computed in its kernel (sums.h), and a tensor
+// that is put together of others is made by the loop that reads it (movement.h), as is what finishes a few partial
+// results of an image (preamble.h).
 // Cost: growing always saves the bytes of a read; what is recomputed instead of saved is in recompute.h.
 // Deterministic: heroes and candidates are tried in node order. Each fusion spends fuel, as does each recomputed value.
 #pragma once

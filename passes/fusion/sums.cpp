@@ -16,10 +16,14 @@ namespace {
 using ir::Node;
 using ir::Value;
 
-class Joiner {
+class SumsIntoEpilogues {
  public:
-  Joiner(Units& units, Fuel& fuel, FusionReport& report)
-      : units_(units), graph_(units.graph()), fuel_(fuel), report_(report) {}
+  SumsIntoEpilogues(Units& units, PassContext& context, FusionReport& report)
+      : units_(units),
+        graph_(units.graph()),
+        fuel_(context.fuel),
+        averages_take_sums_(context.device.kind == ir::DeviceSpec::Kind::cuda),
+        report_(report) {}
 
   void run() {
     for (int u = 0; u < units_.size(); ++u) {
@@ -40,23 +44,26 @@ class Joiner {
     });
   }
 
-  /// The contractions over the unit's shape whose values it reads, the last one first.
-  std::set<int, std::greater<>> contractions(int u) const {
+  /// The units of whole heroes over the unit's shape whose values it reads, the last one first.
+  std::set<int, std::greater<>> heroes(int u) const {
     std::set<int, std::greater<>> found;
     for (const Value v : units_.externals(units_.body(u))) {
       const int of = units_.owner(v.node);
       const Unit& unit = units_.unit(of);
-      if (unit.whole && unit.shape == units_.unit(u).shape && hero_is_contraction(unit)) found.insert(of);
+      if (unit.whole && unit.shape == units_.unit(u).shape && takes(unit, u)) found.insert(of);
     }
     return found;
   }
 
-  bool hero_is_contraction(const Unit& unit) const {
-    return std::ranges::any_of(unit.owned, [&](int id) { return ir::has_trait(graph_.node(id), ir::kContraction); });
+  bool takes(const Unit& unit, int u) const {
+    const auto is_contraction = [&](int id) { return ir::has_trait(graph_.node(id), ir::kContraction); };
+    const auto is_other_sum = [&](int id) { return is_reduction(graph_.node(id)) && !is_of_strips(graph_.node(id)); };
+    if (std::ranges::any_of(unit.owned, is_contraction)) return true;
+    return averages_take_sums_ && std::ranges::none_of(units_.unit(u).owned, is_other_sum);
   }
 
   void consider(int u) {
-    for (const int into : contractions(u)) {
+    for (const int into : heroes(u)) {
       const std::string reason = refusal(into, u);
       const std::string pair =
           fmt::format("sums of %{} in the epilogue of %{}", units_.unit(u).owned.back(), units_.unit(into).lead);
@@ -86,14 +93,15 @@ class Joiner {
   Units& units_;
   const ir::Graph& graph_;
   Fuel& fuel_;
+  const bool averages_take_sums_;
   FusionReport& report_;
 };
 
 }  // namespace
 
-void join_sums(Units& units, Fuel& fuel, FusionReport& report) {
+void join_sums(Units& units, PassContext& context, FusionReport& report) {
   units.find_needed();
-  Joiner(units, fuel, report).run();
+  SumsIntoEpilogues(units, context, report).run();
 }
 
 }  // namespace difuse::passes

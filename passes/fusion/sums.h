@@ -6,7 +6,8 @@
 // norm's input, say) is read there instead.
 //
 // Legal: nothing else that the sums need comes from the contraction. Elementwise ops and rounding stay as they are; a
-// kernel computes such sums strip by strip (ir/strips.h), in an order that its tiles do not change.
+// kernel computes such sums strip by strip (ir/strips.h), in an order that its tiles do not change. On a GPU an average
+// is a loop like any other, which takes its result's statistics in as well.
 #pragma once
 
 #include "passes/fusion/report.h"
@@ -16,6 +17,6 @@
 namespace difuse::passes {
 
 /// Each unit that joins spends fuel. `units` stay up to date.
-void join_sums(Units& units, Fuel& fuel, FusionReport& report);
+void join_sums(Units& units, PassContext& context, FusionReport& report);
 
 }  // namespace difuse::passes

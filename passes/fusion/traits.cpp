@@ -45,6 +45,8 @@ bool sums_pixels(const ir::Graph& graph, const ir::Node& node) {
   return axes == std::vector<int64_t>{1, 2} || axes == std::vector<int64_t>{0, 1, 2};
 }
 
+bool keeps_neighbours(const ir::Node& node) { return node.op == ir::Op::concat || node.op == ir::Op::upsample_nearest; }
+
 bool is_loop(const ir::Graph& graph, const ir::Node& node) {
   if (node.op != ir::Op::fusion) return is_pointwise(graph, node) || is_reduction(node);
   const ir::Hero hero = node.as<ir::FusionAttrs>().hero;

@@ -32,6 +32,9 @@ bool is_reduction(const ir::Node& node);
 bool is_of_strips(const ir::Node& node);
 /// Sums over all pixels of an image, of each channel, perhaps over all images too: strips' sums, added.
 bool sums_pixels(const ir::Graph& graph, const ir::Node& node);
+/// Movement that puts its result together of operands whose elements stay neighbours: a concatenation, an upsampled
+/// image.
+bool keeps_neighbours(const ir::Node& node);
 /// What one loop over elements computes: an elementwise op, a reduction of one tensor, or a fusion of such.
 bool is_loop(const ir::Graph& graph, const ir::Node& node);
 /// Casts of a 16-bit float to f32: exact.

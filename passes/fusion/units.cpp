@@ -117,16 +117,25 @@ std::set<int> Units::needs(int u, int without) const {
   return found;
 }
 
-int Units::between(int from, int to) const {
+int Units::between(int from, int to, const std::set<int>& but) const {
   for (const int u : needs(to, from)) {
     const auto is_made = [&](Value v) { return owner(v.node) == from; };
-    if (u != to && std::ranges::any_of(reads(u), is_made)) return u;
+    if (u != to && !but.contains(u) && std::ranges::any_of(reads(u), is_made)) return u;
   }
   return -1;
 }
 
 void Units::absorb(int into, int unit) {
-  const std::set<int> before = needs(unit, into);
+  const auto place = [&](int u) { return std::ranges::find(order_, u); };
+  if (place(into) < place(unit)) {
+    // What the unit needed comes before the whole now.
+    const std::set<int> before = needs(unit, into);
+    std::stable_partition(place(into), place(unit), [&](int u) { return before.contains(u); });
+  } else {
+    // Who else needed the unit comes after the whole.
+    const auto stays = [&](int u) { return u == into || u == unit || !needs(u, -1).contains(unit); };
+    std::stable_partition(place(unit), place(into) + 1, stays);
+  }
   Unit &to = units_[static_cast<size_t>(into)], &from = units_[static_cast<size_t>(unit)];
   std::vector<int> owned;
   std::ranges::merge(to.owned, from.owned, std::back_inserter(owned));
@@ -134,9 +143,6 @@ void Units::absorb(int into, int unit) {
   to.recomputed.merge(from.recomputed);
   for (const int node : from.owned) owner_[static_cast<size_t>(node)] = into;
   from = {};
-  // What the unit needed comes before the whole now.
-  const auto begin = std::ranges::find(order_, into), end = std::ranges::find(order_, unit);
-  std::stable_partition(begin, end, [&](int u) { return before.contains(u); });
   find_needed();
 }
 

@@ -46,10 +46,10 @@ class Units {
   /// Adds nodes to what the unit computes again.
   void recompute(int u, const std::vector<int>& nodes);
 
-  /// A unit that `to` needs and that itself needs what `from` makes; -1 where there is none.
-  int between(int from, int to) const;
-  /// Makes a unit part of another whose values it reads, with nothing between them. Bodies must be up to date, and are
-  /// afterwards.
+  /// A unit, none of `but`, that `to` needs and that itself needs what `from` makes; -1 where there is none.
+  int between(int from, int to, const std::set<int>& but = {}) const;
+  /// Makes a unit part of another, which it reads or which reads it, with nothing between them. Bodies must be up to
+  /// date, and are afterwards.
   void absorb(int into, int unit);
 
   /// Which values must exist outside their unit and who reads them. Stale after `recompute` until called again.

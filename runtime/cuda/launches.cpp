@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 
-#include "codegen/cuda/join/table.h"
 #include "ir/error.h"
 #include "runtime/cuda/tensor_map.h"
 
@@ -51,8 +51,10 @@ Launches::Launches(const CudaDevice& device, const codegen::cuda::CudaPlan& plan
           encode_tensor_map(device_.driver(), map, address(map.start), fmt::format("preparing {}", name_of(i))));
     }
     if (call.members > 1) {
-      launch.values = table_of(call, [this](const Argument& argument) { return address(argument); });
-      launch.arguments = {launch.values.data()};
+      launch.table = table_of(
+          call, [this](const Argument& argument) { return address(argument); },
+          [&](int64_t map) { return &launch.tensor_maps[static_cast<size_t>(map)]; });
+      launch.arguments = {launch.table.data()};
       continue;
     }
     for (const Argument& argument : call.arguments) launch.values.push_back(address(argument));
@@ -88,11 +90,12 @@ void Launches::launch(size_t call, bool dependent) {
 
 void Launches::launch_member(size_t call, int member) {
   if (plan_.calls[call].members == 1) return this->launch(call, /*dependent=*/false);
-  const size_t row = plan_.calls[call].arguments.size() / static_cast<size_t>(plan_.calls[call].members);
+  const auto row = static_cast<size_t>(row_bytes(plan_.calls[call]));
   Launch& launch = launches_[call];
-  std::vector<uint64_t> values = launch.values;
-  std::copy_n(launch.values.begin() + static_cast<std::ptrdiff_t>(row) * member, row, values.begin());
-  void* table = values.data();
+  std::vector<codegen::cuda::TableLine> first = launch.table;
+  std::memcpy(first.data(), reinterpret_cast<const std::byte*>(launch.table.data()) + row * static_cast<size_t>(member),
+              row);
+  void* table = first.data();
   cuda::LaunchConfig config = launch.config;
   config.grid_z = 1;
   config.attribute_count = 0;

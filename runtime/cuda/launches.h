@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "codegen/cuda/cuda_plan.h"
+#include "codegen/cuda/join/table.h"
 #include "runtime/cuda/device.h"
 #include "runtime/cuda/kernels.h"
 
@@ -35,7 +36,8 @@ class Launches {
     cuda::Function function = nullptr;
     std::vector<uint64_t> values;
     std::vector<cuda::TensorMap> tensor_maps;
-    std::vector<void*> arguments;  // Each points to a value or a tensor map, or the one to all values: a table.
+    std::vector<codegen::cuda::TableLine> table;
+    std::vector<void*> arguments;  // Each points to a value or a tensor map, or the one to the table.
   };
 
   uint64_t address(const codegen::cuda::Argument& argument) const;

@@ -1,9 +1,12 @@
 // The grower: text in, text out; what must not fuse; how many kernels are left.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <tuple>
 
+#include "ir/device_spec.h"
 #include "ir/op.h"
 #include "ir/text.h"
 #include "ir/verify.h"
@@ -25,6 +28,8 @@ PassResult fuse(const ir::Graph& graph, FusionReport* report = nullptr, Fuel fue
   EXPECT_EQ(result.changed, ir::print(result.graph) != ir::print(graph));
   return result;
 }
+
+const ir::DeviceSpec& gpu() { return *ir::find_device_spec("h100"); }
 
 ir::Graph canonical(const ir::Graph& graph) {
   const ir::DeviceSpec device;
@@ -480,6 +485,160 @@ TEST(Fusion, OtherShapesStayApart) {
     %2 = reshape %1 {shape = [32]} : f32[32]
     %3 = exp %2 : f32[32]
     output "y" = %3)");
+}
+
+/// The loop's normalised image and a convolution read what is concatenated.
+const char* const kConcatenated = R"(
+    %0 = input {name = "a", dtype = f32, shape = [2, 4, 4, 8]} : f32[2, 4, 4, 8]
+    %1 = input {name = "b", dtype = f32, shape = [2, 4, 4, 16]} : f32[2, 4, 4, 16]
+    %2 = input {name = "w", dtype = f32, shape = [6, 3, 3, 24]} : f32[6, 3, 3, 24]
+    %3 = concat %0, %1 {axis = 3} : f32[2, 4, 4, 24]
+    %4 = silu %3 : f32[2, 4, 4, 24]
+    %5 = conv_fprop %3, %2 {stride = 1, pad = 1} : f32[2, 4, 4, 6]
+    output "y" = %4
+    output "z" = %5)";
+
+TEST(Fusion, ALoopTakesInTheConcatenationThatItReads) {
+  const ir::Graph graph = parse_body(kConcatenated);
+  FusionReport report;
+  const ir::Graph fused = fuse(graph, &report, {}, gpu()).graph;
+  tests::expect_same_results(graph, fused);
+  EXPECT_EQ(tests::kernel_count(fused), 2);
+  EXPECT_EQ(report.lines[0], "joined %3 concat into the fusion of %4");
+  EXPECT_FALSE(fuse(fused, nullptr, {}, gpu()).changed);
+  // Loops of the CPU go over memory as it lies.
+  expect_unchanged(kConcatenated);
+}
+
+TEST(Fusion, MovementStaysOutOfALoopThatWaitsForItsOtherReaders) {
+  const ir::Graph graph = parse_body(R"(
+    %0 = input {name = "a", dtype = f32, shape = [2, 4, 4, 8]} : f32[2, 4, 4, 8]
+    %1 = input {name = "w", dtype = f32, shape = [16, 3, 3, 16]} : f32[16, 3, 3, 16]
+    %2 = concat %0, %0 {axis = 3} : f32[2, 4, 4, 16]
+    %3 = conv_fprop %2, %1 {stride = 1, pad = 1} : f32[2, 4, 4, 16]
+    %4 = upsample_nearest %3 : f32[2, 8, 8, 16]
+    %5 = slice %4 {axis = 1, begin = 0, end = 4} : f32[2, 4, 8, 16]
+    %6 = slice %5 {axis = 2, begin = 0, end = 4} : f32[2, 4, 4, 16]
+    %7 = mul %2, %6 : f32[2, 4, 4, 16]
+    output "y" = %7)");
+  FusionReport report;
+  const ir::Graph fused = fuse(graph, &report, {}, gpu()).graph;
+  tests::expect_same_results(graph, fused);
+  EXPECT_EQ(std::ranges::count(report.lines, "refused %2 concat into the fusion of %7: a path goes round by %3"), 1)
+      << fmt::format("{}", fmt::join(report.lines, "\n"));
+}
+
+TEST(Fusion, StatisticsAreTakenWhereAnImageIsResampled) {
+  for (const auto& [op, shape, side] :
+       {std::tuple("upsample_nearest", "[1, 8, 8, 8]", 16), {"avg_pool", "[1, 32, 32, 8]", 16}}) {
+    const std::string to = fmt::format("[1, {0}, {0}, 8]", side);
+    const ir::Graph graph = parse_body(fmt::format(R"(
+    %0 = input {{name = "x", dtype = f32, shape = {1}}} : f32{1}
+    %1 = {0} %0 : f32{2}
+    %2 = channel_moments %1 : f32[1, 2, 8], f32[1, 2, 8]
+    output "y" = %1
+    output "mean" = %2.0)",
+                                                   op, shape, to));
+    const ir::Graph fused = fuse(graph, nullptr, {}, gpu()).graph;
+    tests::expect_same_results(graph, fused);
+    EXPECT_EQ(tests::kernel_count(fused), 1) << op;
+    EXPECT_EQ(tests::kernel_count(fuse(graph).graph), 2) << op;
+  }
+}
+
+/// A normalised image, from the moments of its strips.
+std::string finished(int side, int channels) {
+  const int strips = (side + 15) / 16 * ((side + 7) / 8);
+  return fmt::format(R"(
+    %0 = input {{name = "mean", dtype = f32, shape = [2, {0}, {1}]}} : f32[2, {0}, {1}]
+    %1 = input {{name = "m2", dtype = f32, shape = [2, {0}, {1}]}} : f32[2, {0}, {1}]
+    %2 = input {{name = "x", dtype = f32, shape = [2, {2}, {2}, {1}]}} : f32[2, {2}, {2}, {1}]
+    %3 = group_finish %0, %1 {{groups = 4, eps = 1e-05, height = {2}, width = {2}}} : f32[2, {1}], f32[2, {1}]
+    %4 = broadcast %3.0 {{shape = [2, {2}, {2}, {1}], dims = [0, 3]}} : f32[2, {2}, {2}, {1}]
+    %5 = sub %2, %4 : f32[2, {2}, {2}, {1}]
+    %6 = broadcast %3.1 {{shape = [2, {2}, {2}, {1}], dims = [0, 3]}} : f32[2, {2}, {2}, {1}]
+    %7 = mul %5, %6 : f32[2, {2}, {2}, {1}]
+    output "y" = %7)",
+                     strips, channels, side);
+}
+
+TEST(Fusion, ALoopFinishesAnImagesFewPartialResults) {
+  const auto kernels = [](const std::string& text, const ir::DeviceSpec& device) {
+    const ir::Graph graph = parse_body(text);
+    const ir::Graph fused = fuse(graph, nullptr, {}, device).graph;
+    tests::expect_same_results(graph, fused);
+    EXPECT_FALSE(fuse(fused, nullptr, {}, device).changed);
+    return tests::kernel_count(fused);
+  };
+  const std::string few = finished(8, 32);
+  EXPECT_EQ(kernels(few, gpu()), 1);
+  EXPECT_EQ(kernels(few + "\n output \"rstd\" = %3.1", gpu()), 1) << "it is one more result";
+  EXPECT_EQ(kernels(few + "\n %8 = reduce_sum %7 {axes = [1, 2]} : f32[2, 32]\n output \"sum\" = %8", gpu()), 1)
+      << "an image has blocks of its own";
+  EXPECT_EQ(kernels(finished(128, 32), gpu()), 2) << "many strips, which every block would read";
+  EXPECT_EQ(kernels(few, {}), 2);
+}
+
+/// x + what its channels' groups share, read as [images, groups, row].
+std::string shared_rows(int side, int groups, const std::string& more = "") {
+  return fmt::format(R"(
+    %0 = input {{name = "s", dtype = f32, shape = [2, {1}, 4]}} : f32[2, {1}, 4]
+    %1 = input {{name = "x", dtype = f32, shape = [2, {0}, {0}, {2}]}} : f32[2, {0}, {0}, {2}]
+    %2 = reduce_sum %0 {{axes = [2]}} : f32[2, {1}]
+    %3 = broadcast %2 {{shape = [2, {1}, 4], dims = [0, 1]}} : f32[2, {1}, 4]
+    %4 = mul %0, %3 : f32[2, {1}, 4]
+    %5 = reshape %4 {{shape = [2, {2}]}} : f32[2, {2}]
+    %6 = broadcast %5 {{shape = [2, {0}, {0}, {2}], dims = [0, 3]}} : f32[2, {0}, {0}, {2}]
+    %7 = add %1, %6 : f32[2, {0}, {0}, {2}]
+    output "y" = %7)",
+                     side, groups, 4 * groups) +
+         more;
+}
+
+TEST(Fusion, ALoopComputesAnImagesShortRows) {
+  const auto kernels = [](const std::string& text, const ir::DeviceSpec& device) {
+    const ir::Graph graph = parse_body(text);
+    const ir::Graph fused = fuse(graph, nullptr, {}, device).graph;
+    tests::expect_same_results(graph, fused);
+    EXPECT_FALSE(fuse(fused, nullptr, {}, device).changed);
+    return tests::kernel_count(fused);
+  };
+  const std::string sum = "\n %8 = reduce_sum %7 {axes = [0, 1, 2]} : f32[32]\n output \"sum\" = %8";
+  EXPECT_EQ(kernels(shared_rows(8, 8), gpu()), 1);
+  EXPECT_EQ(kernels(shared_rows(8, 8, sum), gpu()), 1);
+  EXPECT_EQ(kernels(shared_rows(4, 8, sum), gpu()), 2) << "images share blocks";
+  EXPECT_EQ(kernels(shared_rows(8, 8, "\n output \"rows\" = %4"), gpu()), 1) << "they are one more result";
+  EXPECT_EQ(kernels(shared_rows(8, 4096), gpu()), 2) << "more than a block reads in its loop";
+  EXPECT_EQ(kernels(shared_rows(8, 8), {}), 2);
+}
+
+/// x = x w + the sum so far, some times.
+ir::Graph products(int count) {
+  std::string text = R"(
+    %0 = input {name = "w", dtype = f32, shape = [16, 16]} : f32[16, 16])";
+  std::string sum;
+  int id = 1;
+  for (int i = 0; i < count; ++i) {
+    text += fmt::format("\n    %{0} = input {{name = \"x{1}\", dtype = f32, shape = [4, 16]}} : f32[4, 16]", id++, i);
+    text +=
+        fmt::format("\n    %{} = matmul %{}, %0 {{transpose_a = false, transpose_b = false}} : f32[4, 16]", id, id - 1);
+    std::string product = fmt::format("%{}", id++);
+    if (!sum.empty()) {
+      text += fmt::format("\n    %{} = add {}, {} : f32[4, 16]", id, sum, product);
+      product = fmt::format("%{}", id++);
+    }
+    sum = product;
+  }
+  return parse_body(text + "\n    output \"y\" = " + sum);
+}
+
+TEST(Fusion, ManySmallProductsDoNotWaitForOneAnother) {
+  const ir::Graph many = products(5), few = products(3);
+  const ir::Graph fused = fuse(many, nullptr, {}, gpu()).graph;
+  tests::expect_same_results(many, fused);
+  EXPECT_EQ(tests::kernel_count(fused), 6);  // The products, which can be one launch, and their sum.
+  EXPECT_EQ(tests::kernel_count(fuse(few, nullptr, {}, gpu()).graph), 3);
+  EXPECT_EQ(tests::kernel_count(fuse(many).graph), 5);
 }
 
 TEST(Fusion, IsIdempotent) {

@@ -222,6 +222,118 @@ TEST(JoinedLaunches, AFirstStageDoesNotWait) {
   expect_near_reference(fused, run(together, inputs, {}, 1), inputs, {}, 1e-5);
 }
 
+/// Gradients of equal filters, whose operands are there from the beginning.
+Graph filter_gradients(const ir::Shape& image, const std::vector<int64_t>& outputs) {
+  Graph graph("step");
+  Builder b(graph);
+  std::vector<Value> gradients;
+  std::vector<int64_t> offsets;
+  int64_t size = 0;
+  for (const int64_t channels : outputs) {
+    const std::string number = std::to_string(gradients.size());
+    const Value x = b.input("x" + number, {DType::bf16, image});
+    ir::Shape shape = image;
+    shape.back() = channels;
+    gradients.push_back(b.conv_wgrad(x, b.input("dy" + number, {DType::bf16, shape}), {1, 1, 3, 3}));
+    offsets.push_back(size);
+    size += graph.type(gradients.back()).elements();
+  }
+  graph.set_output("gradient", b.pack(gradients, offsets, size));
+  return graph;
+}
+
+TEST(JoinedLaunches, TensorMapsAreInTheTable) {
+  const Graph graph = filter_gradients({3, 8, 8, 64}, {64, 64, 64});
+  const CudaPlan plan = joined_plan(graph);
+  EXPECT_EQ(members(plan), (std::vector{3}));
+  const KernelCall& call = plan.calls[0];
+  EXPECT_EQ(call.tensor_maps.size(), 6);
+  std::vector<int64_t> maps;
+  for (const auto& argument : call.arguments) {
+    if (argument.kind == codegen::cuda::Argument::Kind::tensor_map) maps.push_back(argument.value);
+  }
+  EXPECT_EQ(maps, (std::vector<int64_t>{0, 1, 2, 3, 4, 5}));
+  EXPECT_EQ(codegen::cuda::row_bytes(call) % 64, 0);
+  EXPECT_LE(call.table_bytes, codegen::cuda::kMostTableBytes);
+  expect_same_bits(graph);
+}
+
+/// Two kernels each: the products have kernels of their own, but their sums are added by one.
+TEST(JoinedLaunches, SumsOfDifferentFiltersAreOneLaunch) {
+  const Graph graph = filter_gradients({1, 16, 16, 64}, {64, 72, 128});
+  const CudaPlan plan = codegen::cuda::lower_cuda(graph, passes::plan_memory(graph), device());
+  EXPECT_EQ(members(plan), (std::vector{1, 1, 1, 3}));
+  const ir::TensorMap inputs = random_leaves(graph, ir::Op::input, 1);
+  expect_near_reference(graph, run(*lower_emulated(graph), inputs, {}), inputs, {}, 1e-5);
+}
+
+std::vector<std::string> source_names(const CudaPlan& plan) {
+  std::vector<std::string> names;
+  for (const auto& source : plan.sources) names.push_back(source.name);
+  std::ranges::sort(names);
+  return names;
+}
+
+/// Of one image the first stage leaves nothing to add.
+TEST(JoinedLaunches, ASecondStageOfALargerBatchIsCompiledWithTheFirst) {
+  const auto sum = [](int64_t batch) {
+    Graph graph("sum");
+    Builder b(graph);
+    graph.set_output("y", b.reduce_sum(b.input("x", {DType::f32, {batch, 8, 8, 16}}), {0, 1, 2}));
+    return codegen::cuda::lower_cuda(graph, passes::plan_memory(graph), device());
+  };
+  EXPECT_EQ(sum(1).calls.size() + 1, sum(64).calls.size());
+  EXPECT_EQ(source_names(sum(1)), source_names(sum(64)));
+  const auto conv = [](int64_t batch) {
+    Graph graph("sum");
+    Builder b(graph);
+    const Value x = b.input("x", {DType::bf16, {batch, 8, 8, 64}}), w = b.input("w", {DType::bf16, {64, 3, 3, 64}});
+    const Value y = b.cast(b.conv_fprop(x, w, /*stride=*/1, /*pad=*/1), DType::bf16);
+    graph.set_output("y", y);
+    graph.set_output("sum", b.reduce_sum(b.cast(y, DType::f32), {0, 1, 2}));
+    const Graph fused = passes::run_pipeline(graph, device(), {});
+    return codegen::cuda::lower_cuda(fused, passes::plan_memory(fused), device());
+  };
+  EXPECT_EQ(conv(1).calls.size() + 1, conv(4).calls.size());
+  EXPECT_EQ(source_names(conv(1)), source_names(conv(4)));
+}
+
+/// Each leaves parts of several megabytes: what runs at once has them all.
+TEST(JoinedLaunches, WhatLeavesLargePartsDoesNotRunAtOnce) {
+  const Graph graph = filter_gradients({1, 16, 16, 64}, {64, 64, 64, 64});
+  const CudaPlan plan = joined_plan(graph);
+  EXPECT_TRUE(plan.memory.together.empty());
+  EXPECT_EQ(members(plan), (std::vector{1, 1, 1, 1, 4}));
+}
+
+TEST(JoinedLaunches, AStateIsReadBeforeItsNextValueIsMade) {
+  Graph graph("step");
+  Builder b(graph);
+  const Value state = b.state("s", {DType::f32, {4, 16}}), x = b.input("x", {DType::f32, {4, 16}});
+  // Equal sums, which nobody needs before the end; one of them reads the old value.
+  const Value a = b.reduce_sum(state, {0}), c = b.reduce_sum(x, {0});
+  graph.set_update("s", b.matmul(x, b.input("w", {DType::f32, {16, 16}})));
+  graph.set_output("sums", b.pack({a, c}, {0, 64}, 128));
+  const CudaPlan plan = joined_plan(graph);
+  EXPECT_EQ(members(plan), (std::vector{2, 1, 1}));
+  EXPECT_TRUE(plan.memory.state_copies.empty());
+  expect_same_bits(graph);
+}
+
+TEST(JoinedLaunches, AReshapedNextValueIsMadeInItsPlaceToo) {
+  Graph graph("step");
+  Builder b(graph);
+  const Value w = b.input("w", {DType::f32, {16, 16}});
+  for (const std::string name : {"a", "b"}) {
+    b.state(name, {DType::f32, {64}});
+    graph.set_update(name, b.reshape(b.matmul(b.input("x" + name, {DType::f32, {4, 16}}), w), {64}));
+  }
+  const CudaPlan plan = joined_plan(graph);
+  EXPECT_EQ(members(plan), (std::vector{1, 1}));
+  EXPECT_TRUE(plan.memory.state_copies.empty());
+  expect_same_bits(graph);
+}
+
 TEST(JoinedLaunches, TheJoinedKernelIsTheSingleOneForEachRow) {
   const codegen::CudaSource single{"twice_12345678",
                                    "struct Before {};\nextern \"C\" __global__ void __launch_bounds__(64, 1) "

@@ -86,22 +86,36 @@ __device__ __forceinline__ Origin origin_of(int block) {
           quotient<L::blocks_x>(column) * L::Tile::tap_rows};
 }
 
-/// Where run `run` of a block of the result begins in the result [outputs, taps, inputs]; negative: nowhere.
+/// What says where a block's partial sums belong in the result: literals of a Layout, or arguments of a kernel that
+/// adds those of any.
+struct Sizes {
+  int filter, outputs, inputs, owners, block_runs, blocks_y, blocks_x, block_outputs, block_inputs, tap_rows;
+};
 template <class L>
-__device__ __forceinline__ int element_of(int block, int run) {
-  const int thread = remainder_of<L::owners>(run), i = quotient<L::owners>(run);
-  const int lane = thread % 32, consumer = thread / L::warpgroup;
-  const int column = i / 2 * 16 + lane % 2 * 8 + lane / 2 % 2 * 4;
-  const Origin origin = origin_of<L>(block);
-  const int output = origin.output + L::row_chunk(consumer) * 64 + thread / 32 % 4 * 16 + i % 2 * 8 + lane / 4;
-  int input = origin.input, tap = 0;
-  if constexpr (L::is_line) {
+__device__ __forceinline__ constexpr Sizes sizes_of() {
+  return {L::Problem::filter, L::Problem::outputs, L::Problem::inputs, L::owners,       L::block_runs,
+          L::blocks_y,        L::blocks_x,         L::block_outputs,   L::block_inputs, L::Tile::tap_rows};
+}
+
+/// Where run `run` of a block of the result begins in the result [outputs, taps, inputs]; negative: nowhere.
+__device__ __forceinline__ int element_of(const Sizes& of, unsigned block, unsigned run) {
+  const int thread = static_cast<int>(run % static_cast<unsigned>(of.owners));
+  const int i = static_cast<int>(run / static_cast<unsigned>(of.owners));
+  const auto blocks_y = static_cast<unsigned>(of.blocks_y), blocks_x = static_cast<unsigned>(of.blocks_x);
+  const int row_block = static_cast<int>(block % blocks_y),
+            column_block = static_cast<int>(block / blocks_y % blocks_x);
+  const int lane = thread % 32, consumer = thread / 128, column = i / 2 * 16 + lane % 2 * 8 + lane / 2 % 2 * 4;
+  const int row_chunk = of.tap_rows == 1 ? consumer : 0, tap_row = of.tap_rows == 1 ? 0 : consumer;
+  const int output = row_block * of.block_outputs + row_chunk * 64 + thread / 32 % 4 * 16 + i % 2 * 8 + lane / 4;
+  int input = column_block * of.block_inputs, tap = 0;
+  if (of.filter == 1) {
     input += column;
   } else {
-    tap = (origin.tap_row + L::tap_row(consumer)) * 3 + column / 64, input += column % 64;
+    tap = (static_cast<int>(block / blocks_y / blocks_x) * of.tap_rows + tap_row) * 3 + column / 64;
+    input += column % 64;
   }
-  if (output >= L::Problem::outputs || input >= L::Problem::inputs) return -1;
-  return (output * L::Problem::filter * L::Problem::filter + tap) * L::Problem::inputs + input;
+  if (output >= of.outputs || input >= of.inputs) return -1;
+  return (output * of.filter * of.filter + tap) * of.inputs + input;
 }
 
 /// Units [first, end) of all that there are.

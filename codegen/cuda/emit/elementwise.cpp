@@ -95,10 +95,11 @@ void emit_repeated(const KernelSpec& spec, const ir::Graph& body, const Rows& at
   const WholeTensors tensors = whole_tensors(body, shape);
   const int64_t outer = extent(0, at.begin), rows = extent(at.begin, at.end), inner = extent(at.end, shape.size());
   const int64_t runs = inner / lanes;
-  const int64_t columns = block_columns(runs, std::max<int64_t>(8, 128 / (lanes * tensors.narrowest)));
+  const int64_t columns = block_columns(runs, std::max<int64_t>(8, 128 / (lanes * tensors.narrowest)), spec);
   const int64_t tiles = ceil_div(runs, columns);
   int64_t height = std::max<int64_t>(1, kRowThreads / columns);
-  if (at.begin > 0) height = std::min(height, rows);  // otherwise the batch is among the rows
+  // Fewer where an image has no more; but the batch may be among the rows, and a preamble's threads are whole warps.
+  if (at.begin > 0 && spec.preamble == nullptr) height = std::min(height, rows);
   const int at_once = tensors.runs_at_once(lanes);
   const int64_t chunk = height * rows_per_thread(outer * rows * runs, at_once, spec.device);
 
@@ -114,19 +115,23 @@ void emit_repeated(const KernelSpec& spec, const ir::Graph& body, const Rows& at
   parameters.add("chunks", ceil_div(rows, chunk));
   parameters.add_outers(body, code.outers);
 
+  const std::string preamble =
+      preamble_text(spec, "o", columns * height,
+                    fmt::format("blockIdx.x % {} == 0 && part % static_cast<unsigned>(chunks) == 0", tiles));
   KernelDraft draft;
   draft.name = spec.name;
-  draft.source = device_source({"vector.cuh", "ops.cuh", "random.cuh"}) +
+  draft.source = device_source(with_preamble({"vector.cuh", "ops.cuh", "random.cuh"}, spec)) +
                  filled(R"(
 using index_t = $index;
 
 extern "C" __global__ void __launch_bounds__($threads, $blocks) $kernel($parameters) {
   wait_for_previous_kernel();
   let_next_kernel_start();
-  const int run = static_cast<int>(blockIdx.x % $tiles) * $columns + static_cast<int>(threadIdx.x) % $columns;
-  if (run >= $runs) return;
   const unsigned part = blockIdx.x / $tiles;
-  const index_t o = static_cast<index_t>(part / static_cast<unsigned>(chunks)), i = run * $lanes;
+  const index_t o = static_cast<index_t>(part / static_cast<unsigned>(chunks));
+$preamble  const int run = static_cast<int>(blockIdx.x % $tiles) * $columns + static_cast<int>(threadIdx.x) % $columns;
+  if (run >= $runs) return;
+  const index_t i = run * $lanes;
   const index_t begin = static_cast<index_t>(part % static_cast<unsigned>(chunks)) * static_cast<index_t>(chunk);
   const index_t past = begin + static_cast<index_t>(chunk), all = static_cast<index_t>(rows);
   const index_t end = past < all ? past : all, base = o * all * $inner + i;
@@ -139,6 +144,7 @@ $loops}
                          {"parameters", parameters.text()},
                          {"tiles", std::to_string(tiles)},
                          {"columns", std::to_string(columns)},
+                         {"preamble", indented(preamble, 2)},
                          {"runs", std::to_string(runs)},
                          {"lanes", std::to_string(lanes)},
                          {"inner", std::to_string(inner)},
@@ -150,6 +156,31 @@ $loops}
   draft.bytes = parameters.bytes();
   draft.flops = spec.flops;
   emission.launch(std::move(draft));
+}
+
+/// Which run a thread has.
+struct Place {
+  std::string text;  ///< Declares `first`, its first element.
+  int64_t blocks;
+};
+Place place_of(const KernelSpec& spec, const ir::Type& type, int lanes) {
+  const std::vector<std::pair<std::string_view, std::string>> sizes = {{"threads", text(kThreads)},
+                                                                       {"lanes", text(lanes)}};
+  if (spec.preamble == nullptr) {
+    return {filled(R"(const long long first = (static_cast<long long>(blockIdx.x) * $threads + threadIdx.x) * $lanes;
+if (first >= count) return;
+)",
+                   sizes),
+            ceil_div(type.elements(), kThreads * lanes)};
+  }
+  const int64_t each = type.elements() / type.shape[0], blocks = ceil_div(each, kThreads * lanes);
+  std::string place =
+      fmt::format("const unsigned image = blockIdx.x / {}, part = blockIdx.x % {};\n", blocks, blocks) +
+      preamble_text(spec, "image", kThreads, "part == 0") +
+      filled("const long long inside = (static_cast<long long>(part) * $threads + threadIdx.x) * $lanes;\n", sizes) +
+      fmt::format("if (inside >= {}) return;\n", each) +
+      fmt::format("const long long first = static_cast<long long>(image) * {} + inside;\n", each);
+  return {std::move(place), type.shape[0] * blocks};
 }
 
 }  // namespace
@@ -166,7 +197,9 @@ bool accepts_elementwise(const ir::Graph& body) {
 void emit_elementwise(const KernelSpec& spec, Emission& emission) {
   const ir::Graph body = collapsed(spec.body);
   const ir::Type& type = body.type(body.outputs()[0].value);
-  if (const Rows rows = repeated_rows(body, type.shape); rows.end > rows.begin) {
+  const Rows rows = repeated_rows(body, type.shape);
+  // A preamble is of one image, and so must a block be.
+  if (rows.end > rows.begin && (spec.preamble == nullptr || rows.begin == 1)) {
     emit_repeated(spec, body, rows, emission);
     return;
   }
@@ -186,25 +219,25 @@ void emit_elementwise(const KernelSpec& spec, Emission& emission) {
   parameters.add("count", type.elements());
   parameters.add_outers(body, code.outers());
 
+  const Place place = place_of(spec, type, lanes);
   KernelDraft draft;
   draft.name = spec.name;
-  draft.source = device_source({"vector.cuh", "ops.cuh", "random.cuh"}) +
+  draft.source = device_source(with_preamble({"vector.cuh", "ops.cuh", "random.cuh"}, spec)) +
                  filled(R"(
 using index_t = $index;
 
 extern "C" __global__ void __launch_bounds__($threads, 1) $kernel($parameters) {
   wait_for_previous_kernel();
   let_next_kernel_start();
-  const long long first = (static_cast<long long>(blockIdx.x) * $threads + threadIdx.x) * $lanes;
-  if (first >= count) return;
-  const index_t i = static_cast<index_t>(first);
+$place  const index_t i = static_cast<index_t>(first);
   const long long available = count - first;
 $before$runs#pragma unroll
   for (int l = 0; l < $lanes; ++l) {
 $lane  }
 $stores}
 )",
-                        {{"index", index_type(needs_wide_index(body, /*spare=*/kThreads * 8))},
+                        {{"place", indented(place.text, 2)},
+                         {"index", index_type(needs_wide_index(body, /*spare=*/kThreads * 8))},
                          {"threads", std::to_string(kThreads)},
                          {"lanes", std::to_string(lanes)},
                          {"parameters", parameters.text()},
@@ -212,7 +245,7 @@ $stores}
                          {"runs", runs},
                          {"lane", indented(code.take_lane() + lane, 4)},
                          {"stores", stores}});
-  draft.grid.x = ceil_div(type.elements(), kThreads * lanes);
+  draft.grid.x = place.blocks;
   draft.threads = kThreads;
   draft.arguments = parameters.arguments();
   draft.bytes = parameters.bytes();

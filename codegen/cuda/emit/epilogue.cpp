@@ -90,7 +90,8 @@ EpilogueCode epilogue_code(const KernelSpec& spec, ir::Value value, const std::s
   const auto at = [&](ir::Value v) {
     const ir::Shape& shape = body.type(v).shape;
     const bool same = !coords.empty() && shape == body.type(value).shape;
-    return same ? known : code.at_linear(offset, shape);
+    // The value itself is at hand: its coordinates, which would put its shape into the source, are not needed.
+    return same || v == value ? known : code.at_linear(offset, shape);
   };
   const auto store = [&](const std::string& type, const std::string& x, const std::string& run, const std::string& to) {
     runs += fmt::format("Run<{}, {}> {};\n", type, lanes, run);

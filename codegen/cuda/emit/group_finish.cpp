@@ -1,7 +1,12 @@
-// group_finish: a warp for each image and group. Groups may straddle the border between two operands, so a channel's
-// moments are looked up in whichever has it.
+// group_finish: neighbouring threads for each image and group. Groups may straddle the border between two operands, so
+// a channel's moments are looked up in whichever has it. A kernel of its own, or, in front of an elementwise loop that
+// repeats the results over the image, statements of that loop's kernel (preamble.h).
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <bit>
+
+#include "codegen/cuda/emit/finishes.h"
 #include "codegen/cuda/kernel_spec.h"
 #include "codegen/cuda/source/device_source.h"
 #include "codegen/cuda/source/extents.h"
@@ -13,98 +18,160 @@
 namespace difuse::codegen::cuda {
 namespace {
 
-const ir::Node* finish_node(const ir::Graph& body) {
+using ir::Graph;
+using ir::Node;
+using ir::Op;
+using ir::Value;
+
+/// Whether it is made of tensors in memory.
+bool reads_inputs(const Graph& body, const Node& node) {
+  return std::ranges::all_of(node.operands, [&](Value v) { return body.node(v).op == Op::input; });
+}
+
+const Node* finish_node(const Graph& body) {
   if (body.outputs().empty()) return nullptr;
   const int id = body.outputs()[0].value.node;
-  const ir::Node& node = body.node(id);
-  if (node.op != ir::Op::group_finish) return nullptr;
-  for (const ir::NamedValue& output : body.outputs()) {
-    if (output.value.node != id) return nullptr;
-  }
-  for (const ir::Value v : node.operands) {
-    if (body.node(v).op != ir::Op::input) return nullptr;
-  }
-  return &node;
+  const Node& node = body.node(id);
+  const bool alone = std::ranges::all_of(body.outputs(), [&](const auto& output) { return output.value.node == id; });
+  return node.op == Op::group_finish && alone && reads_inputs(body, node) ? &node : nullptr;
 }
+
+/// A group_finish as code.
+class Finish {
+ public:
+  Finish(const Graph& body, const Node& node) : body_(body), node_(node), attrs_(node.as<ir::GroupFinishAttrs>()) {}
+
+  int64_t images() const { return node_.types[0].shape[0]; }
+  int64_t channels() const { return node_.types[0].shape[1]; }
+  int64_t groups() const { return attrs_.groups; }
+  int64_t width() const { return channels() / groups(); }
+  int64_t strips() const { return ir::Strips{attrs_.height, attrs_.width}.count(); }
+  /// Threads of a group: by its shape alone, for they are the order of the sum.
+  int64_t sharers() const {
+    return std::min<int64_t>(32, static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(strips() * width()))));
+  }
+  bool is_wide() const { return images() * strips() * channels() >= (int64_t{1} << 31); }
+
+  /// Statements that need `n`, the image, `first`, the group's first channel, and `inside`, whether the group exists.
+  /// `pointers` are those of the operands; `stores` are statements about `first + c`.
+  std::string text(const std::vector<std::string>& pointers, const std::string& stores) const {
+    return filled(R"(const auto mean_of = [=](int strip, int own) -> float {
+  const int channel = first + own;
+$means};
+const auto m2_of = [=](int strip, int own) -> float {
+  const int channel = first + own;
+$m2s};
+const group_finish::Statistics statistics =
+    group_finish::finish<$height, $wide, $width, $sharers>($eps, mean_of, m2_of);
+if (inside) {
+  for (int c = static_cast<int>(threadIdx.x) % $sharers; c < $width; c += $sharers) {
+$stores  }
+}
+)",
+                  {{"means", look_up(0, pointers)},
+                   {"m2s", look_up(1, pointers)},
+                   {"height", cuda::text(attrs_.height)},
+                   {"wide", cuda::text(attrs_.width)},
+                   {"width", cuda::text(width())},
+                   {"sharers", cuda::text(sharers())},
+                   {"eps", fmt::format("{:a}f", static_cast<float>(attrs_.eps))},
+                   {"stores", indented(stores, 4)}});
+  }
+
+ private:
+  /// "channel" counts the tensors' channels in order. `which`: means or M2s.
+  std::string look_up(size_t which, const std::vector<std::string>& pointers) const {
+    std::string text;
+    int64_t begin = 0;
+    for (size_t i = which; i < node_.operands.size(); i += 2) {
+      const int64_t size = body_.type(node_.operands[i]).shape[2];
+      if (i + 2 < node_.operands.size()) text += fmt::format("if (channel < {}) ", begin + size);
+      text += fmt::format("return {}[(n * {} + strip) * {} + channel - {}];\n", pointers[i], strips(), size, begin);
+      begin += size;
+    }
+    return indented(text, 2);
+  }
+
+  const Graph& body_;
+  const Node& node_;
+  const ir::GroupFinishAttrs& attrs_;
+};
+
+const char* statistic(int result) { return result == 0 ? "statistics.mean" : "statistics.rstd"; }
 
 }  // namespace
 
-bool accepts_group_finish(const ir::Graph& body) { return finish_node(body) != nullptr; }
+bool accepts_group_finish(const Graph& body) { return finish_node(body) != nullptr; }
 
 void emit_group_finish(const KernelSpec& spec, Emission& emission) {
-  const ir::Graph& body = spec.body;
-  const ir::Node& node = *finish_node(body);
-  const auto& attrs = node.as<ir::GroupFinishAttrs>();
-  const int64_t images = node.types[0].shape[0], channels = node.types[0].shape[1], width = channels / attrs.groups;
-  const int64_t strips = ir::Strips{attrs.height, attrs.width}.count();
-
+  const Graph& body = spec.body;
+  const Node& node = *finish_node(body);
+  const Finish finish(body, node);
   Parameters parameters(body, spec);
-  parameters.add("images", images);
-  // "channel" counts the tensors' channels in order.
-  const auto look_up = [&](size_t which) {
-    std::string text;
-    int64_t first = 0;
-    for (size_t i = which; i < node.operands.size(); i += 2) {
-      const int64_t size = body.type(node.operands[i]).shape[2];
-      const std::string& pointer =
-          parameters.operands()[static_cast<size_t>(input_number(body.node(node.operands[i])))];
-      if (i + 2 < node.operands.size()) text += fmt::format("if (channel < {}) ", first + size);
-      text += fmt::format("return {}[(n * {} + strip) * {} + channel - {}];\n", pointer, strips, size, first);
-      first += size;
-    }
-    return indented(text, 4);
-  };
+  parameters.add("images", finish.images());
+  std::vector<std::string> pointers;
+  for (const Value v : node.operands) {
+    pointers.push_back(parameters.operands()[static_cast<size_t>(input_number(body.node(v)))]);
+  }
   std::string stores;
   for (size_t r = 0; r < body.outputs().size(); ++r) {
     if (!spec.wanted(r)) continue;
-    stores += fmt::format("    {}[n * {} + first + c] = statistics.{};\n", Parameters::result(r), channels,
-                          body.outputs()[r].value.result == 0 ? "mean" : "rstd");
+    stores += fmt::format("{}[n * {} + first + c] = {};\n", Parameters::result(r), finish.channels(),
+                          statistic(body.outputs()[r].value.result));
   }
 
   constexpr int kThreads = 128;
-  const bool wide = images * strips * channels >= (int64_t{1} << 31);
   KernelDraft draft;
   draft.name = spec.name;
-  draft.source =
-      device_source({"group_finish.cuh"}) + filled(R"(
+  draft.source = device_source({"group_finish.cuh"}) + filled(R"(
 using index_t = $index;
 
 extern "C" __global__ void __launch_bounds__($threads, 1) $kernel($parameters) {
   wait_for_previous_kernel();
   let_next_kernel_start();
-  const long long warp = static_cast<long long>(blockIdx.x) * $warps + static_cast<int>(threadIdx.x) / 32;
-  if (warp >= images * $groups) return;
-  const index_t n = static_cast<index_t>(warp / $groups);
-  const int first = static_cast<int>(warp % $groups) * $width;
-  const auto mean_of = [=](int strip, int own) -> float {
-    const int channel = first + own;
-$means  };
-  const auto m2_of = [=](int strip, int own) -> float {
-    const int channel = first + own;
-$m2s  };
-  const group_finish::Statistics statistics = group_finish::finish<$height, $wide, $width>($eps, mean_of, m2_of);
-  for (int c = static_cast<int>(threadIdx.x) % 32; c < $width; c += 32) {
-$stores  }
-}
+  const long long own = static_cast<long long>(blockIdx.x) * $perblock + static_cast<int>(threadIdx.x) / $sharers;
+  const bool inside = own < images * $groups;
+  const long long group = inside ? own : images * $groups - 1;
+  const index_t n = static_cast<index_t>(group / $groups);
+  const int first = static_cast<int>(group % $groups) * $width;
+$finish}
 )",
-                                                   {{"index", index_type(wide)},
-                                                    {"threads", std::to_string(kThreads)},
-                                                    {"warps", std::to_string(kThreads / 32)},
-                                                    {"parameters", parameters.text()},
-                                                    {"groups", std::to_string(attrs.groups)},
-                                                    {"width", std::to_string(width)},
-                                                    {"means", look_up(0)},
-                                                    {"m2s", look_up(1)},
-                                                    {"height", std::to_string(attrs.height)},
-                                                    {"wide", std::to_string(attrs.width)},
-                                                    {"eps", fmt::format("{:a}f", static_cast<float>(attrs.eps))},
-                                                    {"stores", stores}});
-  draft.grid.x = ceil_div(images * attrs.groups, kThreads / 32);
+                                                              {{"index", index_type(finish.is_wide())},
+                                                               {"threads", std::to_string(kThreads)},
+                                                               {"perblock", cuda::text(kThreads / finish.sharers())},
+                                                               {"sharers", cuda::text(finish.sharers())},
+                                                               {"parameters", parameters.text()},
+                                                               {"groups", cuda::text(finish.groups())},
+                                                               {"width", cuda::text(finish.width())},
+                                                               {"finish", indented(finish.text(pointers, stores), 2)}});
+  draft.grid.x = ceil_div(finish.images() * finish.groups(), kThreads / finish.sharers());
   draft.threads = kThreads;
   draft.arguments = parameters.arguments();
   draft.bytes = parameters.bytes();
   draft.flops = spec.flops;
   emission.launch(std::move(draft));
+}
+
+std::string group_finish_statements(const Graph& body, int node, const std::vector<std::string>& pointers,
+                                    const std::array<std::string, 2>& results) {
+  const Finish finish(body, body.node(node));
+  std::string stores;
+  for (size_t r = 0; r < results.size(); ++r) {
+    stores += fmt::format("{}[first + c] = {};\n", results[r], statistic(static_cast<int>(r)));
+  }
+  return filled(R"({
+  const index_t n = this_image;
+  for (int begin = 0; begin < $groups; begin += $threads / $sharers) {
+    const int own = begin + static_cast<int>(threadIdx.x) / $sharers;
+    const bool inside = own < $groups;
+    const int first = (inside ? own : $groups - 1) * $width;
+$finish  }
+}
+)",
+                {{"groups", cuda::text(finish.groups())},
+                 {"sharers", cuda::text(finish.sharers())},
+                 {"width", cuda::text(finish.width())},
+                 {"finish", indented(finish.text(pointers, stores), 4)}});
 }
 
 }  // namespace difuse::codegen::cuda

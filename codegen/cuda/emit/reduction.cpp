@@ -9,12 +9,6 @@
 #include "ir/op.h"
 
 namespace difuse::codegen::cuda {
-namespace {
-
-bool is_reduction(const ir::Node& node) { return ir::has_trait(node, ir::kReduction); }
-
-}  // namespace
-
 bool accepts_reduction(const ir::Graph& body) {
   const std::vector<bool> live = body.live();
   bool has_reduction = false;
@@ -22,17 +16,17 @@ bool accepts_reduction(const ir::Graph& body) {
   for (int id = 0; id < body.size(); ++id) {
     if (!live[static_cast<size_t>(id)]) continue;
     const ir::Node& node = body.node(id);
-    if (is_reduction(node)) {
+    if (reduction::is_reduction(node)) {
       if (node.op == ir::Op::group_finish || body.type(node.operands[0]).shape != shape) return false;
-      if (is_reduction(body.node(node.operands[0]))) return false;
+      if (reduction::is_reduction(body.node(node.operands[0]))) return false;
       has_reduction = true;
     } else {
       constexpr auto kTraits = ir::Trait(ir::kElementwise | ir::kBroadcast | ir::kLeaf);
-      if (!BodyCode::can(node) || !(node.op == ir::Op::slice || ir::has_trait(node, kTraits))) return false;
+      if (!BodyCode::can(node) || !(moves_in_runs(node) || ir::has_trait(node, kTraits))) return false;
     }
   }
   const auto fits = [&](const ir::NamedValue& n) {
-    return is_reduction(body.node(n.value)) || body.type(n.value).shape == shape;
+    return reduction::is_reduction(body.node(n.value)) || body.type(n.value).shape == shape;
   };
   if (reduction::reads_rows_again(body) && !reduction::accepts_rows(body)) return false;
   return has_reduction && std::ranges::all_of(body.outputs(), fits);
@@ -52,7 +46,7 @@ void emit_reduction(const KernelSpec& spec, Emission& emission) {
     if (!spec.wanted(r)) continue;
     const ir::Value v = spec.body.outputs()[r].value;
     const ir::Node& node = spec.body.node(v);
-    if (!is_reduction(node)) {
+    if (!reduction::is_reduction(node)) {
       stored.push_back(r);
       continue;
     }
@@ -71,7 +65,7 @@ void emit_reduction(const KernelSpec& spec, Emission& emission) {
     const ir::Node& first = part.body.node(part.body.outputs()[0].value);
     if (first.op == ir::Op::channel_moments) {
       reduction::emit_moments(part.spec(spec), emission);
-    } else if (is_reduction(first)) {
+    } else if (reduction::is_reduction(first)) {
       reduction::emit_reduce(part.spec(spec), emission);
     } else {
       emit_elementwise(part.spec(spec), emission);

@@ -11,6 +11,7 @@
 #include "codegen/cuda/emit/wgrad_wgmma/problem.h"
 #include "codegen/cuda/emit/wgrad_wgmma/tiles.h"
 #include "codegen/cuda/kernel_spec.h"
+#include "codegen/cuda/preparation.h"
 #include "codegen/cuda/problem_text.h"
 #include "codegen/cuda/source/device_source.h"
 #include "codegen/cuda/source/extents.h"
@@ -58,7 +59,7 @@ EpilogueCode whole_store(const KernelSpec& spec, const HaloWgrad& w, const std::
   code.text = filled(R"(#pragma unroll
 for (int i = 0; i < Layout::thread_runs; ++i) {
   const Run<f32, 4> sum = consumer.run(i);
-  const index_t element = wgrad::element_of<Layout>(static_cast<int>(block), i * Layout::owners + threadIdx.x);
+  const index_t element = wgrad::element_of(wgrad::sizes_of<Layout>(), static_cast<unsigned>(block), i * Layout::owners + threadIdx.x);
   if (element < 0) continue;
 $epilogue}
 )",
@@ -71,12 +72,13 @@ KernelDraft product_kernel(const KernelSpec& spec, const HaloWgrad& w, const Wgr
                            const Argument& partials) {
   Parameters parameters(spec.body, spec, tensor_maps(spec, w, tile));
   parameters.add("tiles", w.tiles());
+  parameters.add("groups", group_count(w, tile, spec.device));
   std::string store = "consumer.store($partials + (group + block) * Layout::block_sums);\n";
   if (w.is_whole) {
     const EpilogueCode whole = whole_store(spec, w, parameters.operands());
     parameters.add("partials", "f32*", partials);
     parameters.add_outers(spec.body, whole.outers);
-    store = fmt::format("if (gridDim.x == Layout::blocks) {{\n{}}} else {{\n{}}}\n", indented(whole.text, 2),
+    store = fmt::format("if (groups == Layout::blocks) {{\n{}}} else {{\n{}}}\n", indented(whole.text, 2),
                         indented(store, 2));
   }
   store = filled(store, {{"partials", w.is_whole ? "partials" : Parameters::result(0)}});
@@ -98,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(Layout::threads, Layout::Tile::bloc
   wait_for_previous_kernel();
   let_next_kernel_start();
   const int group = static_cast<int>(blockIdx.x);
-  const wgrad::Units units = wgrad::units_of(group, static_cast<int>(gridDim.x), Layout::blocks * tiles);
+  const wgrad::Units units = wgrad::units_of(group, groups, Layout::blocks * tiles);
   if (threadIdx.x >= Layout::owners) {
     if (threadIdx.x == Layout::owners) wgrad::produce<Layout>(shared, $image, $gradient, units, tiles);
   } else {
@@ -147,31 +149,36 @@ PartialSums partial_sums(const HaloWgrad& w, const WgradTile& tile, const ir::De
   }
   sums.block_runs = std::max(kLeastRuns, kBlockThreads / sums.parts);
   sums.headers = {"wgrad_wgmma.cuh"};
-  sums.declarations = fmt::format("using Layout = {};\n", layout_type(w, tile));
-  sums.numbers = {{"tiles", w.tiles()}, {"groups", group_count(w, tile, device)}};
-  sums.place = R"(const int block = quotient<Layout::block_runs>(run), place = remainder_of<Layout::block_runs>(run);
-const index_t element = wgrad::element_of<Layout>(block, place);
+  // Sizes are arguments, so that the sums of all filters are one kernel.
+  const int64_t owners = 128 * tile.consumers(), block_runs = block_sums(w, tile) / 4;
+  sums.numbers = {{"tiles", w.tiles()},
+                  {"groups", group_count(w, tile, device)},
+                  {"filter", w.taps},
+                  {"outputs", w.outputs},
+                  {"inputs", w.inputs},
+                  {"owners", owners},
+                  {"block_runs", block_runs},
+                  {"blocks_y", ceil_div(w.outputs, 64 * tile.row_chunks)},
+                  {"blocks_x", ceil_div(w.inputs, 64 * tile.column_chunks)},
+                  {"block_outputs", 64 * tile.row_chunks},
+                  {"block_inputs", 64 * tile.column_chunks},
+                  {"tap_rows", tile.tap_rows}};
+  sums.place = R"(const wgrad::Sizes of = {
+    static_cast<int>(filter), static_cast<int>(outputs), static_cast<int>(inputs), static_cast<int>(owners),
+    static_cast<int>(block_runs), static_cast<int>(blocks_y), static_cast<int>(blocks_x),
+    static_cast<int>(block_outputs), static_cast<int>(block_inputs), static_cast<int>(tap_rows)};
+const unsigned block = static_cast<unsigned>(run) / static_cast<unsigned>(of.block_runs);
+const unsigned place = static_cast<unsigned>(run) % static_cast<unsigned>(of.block_runs);
+const index_t element = wgrad::element_of(of, block, place);
 const bool valid = element >= 0;
-const wgrad::Groups of = wgrad::groups_of(block, Layout::blocks, tiles, groups);
-const f32* const at = partials + (of.first + block) * static_cast<long long>(Layout::block_sums) + place * 4;
-const long long stride = Layout::block_sums;
-const int count = of.count;
+const wgrad::Groups from = wgrad::groups_of(block, of.blocks_y * of.blocks_x * (of.filter / of.tap_rows), tiles, groups);
+const long long stride = 4ll * of.block_runs;
+const f32* const at = partials + (from.first + static_cast<int>(block)) * stride + place * 4;
+const int count = from.count;
 )";
   sums.bytes = partial_blocks(w, tile, device) * block_sums(w, tile) * 4;
   return sums;
 }
-
-/// Of what a larger batch launches as well.
-class Preparation : public Emission {
- public:
-  explicit Preparation(Emission& emission) : emission_(emission) {}
-  Argument workspace(int64_t) override { return Argument::number(0); }
-  void launch(KernelDraft draft) override { prepare(std::move(draft)); }
-  void prepare(KernelDraft draft) override { emission_.prepare(std::move(draft)); }
-
- private:
-  Emission& emission_;
-};
 
 }  // namespace
 

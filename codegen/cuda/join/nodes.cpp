@@ -21,11 +21,18 @@ using ir::Value;
 struct Kinds {
   std::vector<int> of;  ///< Equal nodes have one number; -1: a node that is like no other, or must not move.
   std::vector<std::vector<int>> nodes;  ///< By kind, increasing.
+  std::vector<int64_t> workspace = {};  ///< Bytes, by node: all that run at once have their own.
 };
 
 /// Such a node has its place when somebody needs it.
 bool moves_nothing(const Graph& graph, int id) {
   return graph.node(id).op == Op::reshape || graph.node(id).op == Op::view;
+}
+
+/// The node whose kernel writes the value.
+int made_by(const Graph& graph, Value v) {
+  while (moves_nothing(graph, v.node)) v = graph.node(v).operands[0];
+  return v.node;
 }
 
 /// Nodes are equal when their launches are, one by one.
@@ -36,6 +43,7 @@ Kinds find_kinds(const Graph& graph, const passes::MemoryPlan& memory, const ir:
   PlanWriter writer(trial, device, decisions);
   Joiner joiner(trial);
   std::map<std::vector<Launch>, std::vector<int>> by_launches;
+  std::vector<int64_t> workspace(static_cast<size_t>(graph.size()), 0);
   int latest = -1;
   for_each_spec(graph, memory, device, [&](const KernelSpec& spec, int node) {
     if (node <= latest) return;  // Copies a state.
@@ -43,6 +51,9 @@ Kinds find_kinds(const Graph& graph, const passes::MemoryPlan& memory, const ir:
     if (moves_nothing(graph, node)) return;
     const size_t begin = trial.calls.size();
     writer.emit(spec, node);
+    for (const WorkspaceRange& range : writer.workspace_ranges()) {
+      workspace[static_cast<size_t>(node)] += range.end - range.begin;
+    }
     std::vector<Launch> launches;
     for (size_t i = begin; i < trial.calls.size(); ++i) {
       const KernelCall& call = trial.calls[i];
@@ -51,7 +62,7 @@ Kinds find_kinds(const Graph& graph, const passes::MemoryPlan& memory, const ir:
     }
     by_launches[launches].push_back(node);
   });
-  Kinds kinds{std::vector<int>(static_cast<size_t>(graph.size()), -1), {}};
+  Kinds kinds{std::vector<int>(static_cast<size_t>(graph.size()), -1), {}, std::move(workspace)};
   for (const auto& [launches, nodes] : by_launches) {
     if (nodes.size() < 2) continue;
     for (const int id : nodes) kinds.of[static_cast<size_t>(id)] = static_cast<int>(kinds.nodes.size());
@@ -59,8 +70,9 @@ Kinds find_kinds(const Graph& graph, const passes::MemoryPlan& memory, const ir:
   }
   // The next value of a state is made in the state's place, which no node does that runs with others.
   for (const ir::NamedValue& update : graph.updates()) {
-    int& kind = kinds.of[static_cast<size_t>(update.value.node)];
-    if (kind >= 0) std::erase(kinds.nodes[static_cast<size_t>(kind)], update.value.node);
+    const int node = made_by(graph, update.value);
+    int& kind = kinds.of[static_cast<size_t>(node)];
+    if (kind >= 0) std::erase(kinds.nodes[static_cast<size_t>(kind)], node);
     kind = -1;
   }
   return kinds;
@@ -74,7 +86,9 @@ class Mover {
         most_bytes_(most_bytes),
         live_(graph.live()),
         state_(static_cast<size_t>(graph.size()), State::waits),
-        gathers_(kinds.nodes.size(), false) {}
+        gathers_(kinds.nodes.size(), false) {
+    for (const ir::NamedValue& update : graph.updates()) find_earlier_readers(update);
+  }
 
   /// The graph in its new order.
   Graph run(std::vector<passes::NodeRange>& together) {
@@ -90,6 +104,16 @@ class Mover {
   }
 
  private:
+  /// Who reads a state before its next value is made in its place.
+  void find_earlier_readers(const ir::NamedValue& update) {
+    const int state = graph_.find_state(update.name).node, end = made_by(graph_, update.value);
+    for (int id = 0; id < end; ++id) {
+      const auto reads = [&](Value v) { return made_by(graph_, v) == state; };
+      if (!live_[static_cast<size_t>(id)] || moves_nothing(id)) continue;
+      if (std::ranges::any_of(graph_.node(id).operands, reads)) earlier_readers_[end].push_back(id);
+    }
+  }
+
   enum class State : uint8_t {
     waits,    ///< Its turn has not come.
     put_off,  ///< Its turn has come, and nobody needs it.
@@ -104,6 +128,7 @@ class Mover {
   int kind(int id) const { return kinds_.of[static_cast<size_t>(id)]; }
   bool moves_nothing(int id) const { return cuda::moves_nothing(graph_, id); }
 
+  int64_t workspace(int id) const { return kinds_.workspace[static_cast<size_t>(id)]; }
   int64_t result_bytes(int id) const {
     int64_t bytes = 0;
     for (const ir::Type& type : graph_.node(id).types) bytes += type.bytes();
@@ -113,9 +138,7 @@ class Mover {
   int64_t operand_bytes(int id) const {
     int64_t bytes = 0;
     for (const Value operand : graph_.node(id).operands) {
-      Value v = operand;
-      while (moves_nothing(v.node)) v = graph_.node(v).operands[0];
-      if (!ir::has_trait(graph_.node(v), ir::kLeaf)) bytes += graph_.type(operand).bytes();
+      if (!ir::has_trait(graph_.node(made_by(graph_, operand)), ir::kLeaf)) bytes += graph_.type(operand).bytes();
     }
     return bytes;
   }
@@ -140,6 +163,9 @@ class Mover {
   void require(int id) {
     if (done(id)) return;
     for (const Value v : graph_.node(id).operands) require(v.node);
+    if (const auto readers = earlier_readers_.find(id); readers != earlier_readers_.end()) {
+      for (const int reader : readers->second) require(reader);
+    }
     if (done(id)) return;
     if (kind(id) < 0) {
       place(id);
@@ -187,12 +213,15 @@ class Mover {
     require_operands_of_others(id);
     if (done(id)) return;
     std::vector<int> members;
+    int64_t workspace = this->workspace(id);
     for (const int other : kinds_.nodes[static_cast<size_t>(kind(id))]) {
       if (done(other) || (other != id && !is_ready(other))) continue;
+      if (other != id && workspace + this->workspace(other) > most_bytes_) continue;
       if (other != id && state(other) == State::waits) {
         if (!fits(result_bytes(other))) continue;
         held_ += result_bytes(other);
       }
+      if (other != id) workspace += this->workspace(other);
       members.push_back(other);
     }
     // What is left of their operands moves nothing.
@@ -228,7 +257,8 @@ class Mover {
   const int64_t most_bytes_;
   const std::vector<bool> live_;
   std::vector<State> state_;
-  std::vector<bool> gathers_;  // by kind: its operands are being given places
+  std::map<int, std::vector<int>> earlier_readers_;  // by the node that makes a state's next value
+  std::vector<bool> gathers_;                        // by kind: its operands are being given places
   std::vector<int> order_;
   std::vector<passes::NodeRange> together_;
   int64_t held_ = 0;  // kept alive by nodes that are not where they were

@@ -100,8 +100,8 @@ void LaunchOrder::end(int node, const KernelSpec& spec, bool independent, std::v
   plan_.calls.erase(begin, plan_.calls.end());
   for (KernelCall& call : calls) call.is_copy = node <= latest_;
   if (independent) calls = joiner_.join(calls);
-  // What would fill the room alone gains nothing by waiting, and is in L2 now.
-  constexpr int64_t kLeastTogether = 4;
+  // What has no room for another of its kind gains nothing by waiting, and is in L2 now.
+  constexpr int64_t kLeastTogether = 2;
   const bool may_wait = node > latest_ && bytes_of(lowered.workspace) * kLeastTogether <= most_held_;
   for (size_t i = 0; i < calls.size(); ++i) {
     bool waits = may_wait && i > 0 && reads_workspace_alone(calls[i], spec);

@@ -3,6 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <span>
 
 #include "codegen/cuda/source/parameters.h"
 #include "codegen/jit/sha256.h"
@@ -11,7 +14,7 @@
 namespace difuse::codegen::cuda {
 namespace {
 
-constexpr std::string_view kKernelBegin = "extern \"C\" __global__";
+constexpr std::string_view kKernelBegin = "extern \"C\" __global__", kMapType = "const __grid_constant__ TensorMap";
 
 /// A kernel's source in parts.
 struct Parts {
@@ -41,9 +44,40 @@ std::vector<std::pair<std::string, std::string>> declarations(const std::string&
   return result;
 }
 
-/// Of a member: its arguments, and how many blocks it has.
-int64_t row_bytes(size_t arguments) { return 8 * static_cast<int64_t>(arguments + 1); }
-int64_t most_members(size_t arguments) { return kMostTableBytes / row_bytes(arguments); }
+/// Where a row's arguments lie, as a C++ compiler lays out a struct of them.
+struct Row {
+  std::vector<int64_t> places;
+  int64_t bytes = 0;
+};
+Row row_of(std::span<const Argument> arguments) {
+  constexpr int64_t kMapAlignment = alignof(TableLine);
+  Row row;
+  int64_t alignment = 8;
+  const auto aligned = [](int64_t bytes, int64_t to) { return (bytes + to - 1) / to * to; };
+  for (const Argument& argument : arguments) {
+    const bool is_map = argument.kind == Argument::Kind::tensor_map;
+    if (is_map) alignment = kMapAlignment;
+    row.places.push_back(is_map ? aligned(row.bytes, kMapAlignment) : row.bytes);
+    row.bytes = row.places.back() + (is_map ? kTensorMapBytes : 8);
+  }
+  row.bytes = aligned(row.bytes, alignment);
+  return row;
+}
+
+/// A member's arguments and how many blocks it has.
+std::vector<Argument> with_blocks(const KernelCall& single) {
+  std::vector<Argument> arguments = single.arguments;
+  arguments.push_back(Argument::number(single.grid.x));
+  return arguments;
+}
+
+/// Of a table of such rows.
+int64_t most_members(const KernelCall& single) { return kMostTableBytes / row_of(with_blocks(single)).bytes; }
+
+std::span<const Argument> arguments_of(const KernelCall& joined, int member) {
+  const size_t each = joined.arguments.size() / static_cast<size_t>(joined.members);
+  return std::span(joined.arguments).subspan(each * static_cast<size_t>(member), each);
+}
 
 /// Whether every block of the kernel does the same whatever its z and the grid.
 bool ignores_grid(const CudaSource& single) {
@@ -57,12 +91,16 @@ bool ignores_grid(const CudaSource& single) {
 
 CudaSource joined_source(const CudaSource& single) {
   const Parts parts = parts_of(single);
-  const auto all = declarations(parts.parameters);
   std::string fields, locals;
-  for (const auto& [type, name] : all) {
-    fields += fmt::format("  {} {};\n", type, name);
-    locals += fmt::format("  [[maybe_unused]] {0} {1} = joined.members[blockIdx.z].{1};\n", type, name);
+  std::vector<Argument> row;
+  for (const auto& [type, name] : declarations(parts.parameters)) {
+    const bool is_map = type == kMapType;
+    row.push_back({is_map ? Argument::Kind::tensor_map : Argument::Kind::number, 0});
+    fields += fmt::format("  {} {};\n", is_map ? "TensorMap" : type, name);
+    locals += fmt::format("  [[maybe_unused]] {0} {1} = joined.members[blockIdx.z].{1};\n",
+                          is_map ? "const TensorMap&" : type, name);
   }
+  row.push_back(Argument::number(0));
   const std::string source = parts.before +
                              filled(R"(struct JoinedMember {
 $fields  long long grid_blocks;
@@ -75,7 +113,7 @@ $attributes$kernel(const __grid_constant__ JoinedTable joined) {
   if (blockIdx.x >= joined.members[blockIdx.z].grid_blocks) return;
 $locals)",
                                     {{"fields", fields},
-                                     {"most", std::to_string(most_members(all.size()))},
+                                     {"most", std::to_string(kMostTableBytes / row_of(row).bytes)},
                                      {"attributes", parts.attributes},
                                      {"locals", locals}}) +
                              parts.body;
@@ -87,15 +125,31 @@ $locals)",
   return {name, filled(source, {{"kernel", name}}), single.architecture, single.options};
 }
 
-std::vector<uint64_t> table_of(const KernelCall& call, const std::function<uint64_t(const Argument&)>& address) {
-  std::vector<uint64_t> table;
-  for (const Argument& argument : call.arguments) table.push_back(address(argument));
-  table.resize(static_cast<size_t>(call.table_bytes / 8));
+int64_t row_bytes(const KernelCall& call) { return row_of(arguments_of(call, 0)).bytes; }
+
+std::vector<TableLine> table_of(const KernelCall& call, const std::function<uint64_t(const Argument&)>& address,
+                                const std::function<const void*(int64_t)>& map) {
+  constexpr auto kLine = static_cast<int64_t>(sizeof(TableLine));
+  std::vector<TableLine> table(static_cast<size_t>((call.table_bytes + kLine - 1) / kLine));
+  auto* const bytes = reinterpret_cast<std::byte*>(table.data());
+  for (int member = 0; member < call.members; ++member) {
+    const std::span<const Argument> arguments = arguments_of(call, member);
+    const Row row = row_of(arguments);
+    for (size_t a = 0; a < arguments.size(); ++a) {
+      std::byte* const to = bytes + member * row.bytes + row.places[a];
+      if (arguments[a].kind == Argument::Kind::tensor_map) {
+        std::memcpy(to, map(arguments[a].value), kTensorMapBytes);
+      } else {
+        const uint64_t value = address(arguments[a]);
+        std::memcpy(to, &value, sizeof(value));
+      }
+    }
+  }
   return table;
 }
 
 bool Joiner::can_join(const KernelCall& call) {
-  if (!call.tensor_maps.empty() || call.grid.z != 1 || most_members(call.arguments.size()) < 2) return false;
+  if (call.grid.z != 1 || most_members(call) < 2) return false;
   const auto [it, fresh] = can_join_.try_emplace(call.source, false);
   if (fresh) it->second = ignores_grid(plan_.sources[static_cast<size_t>(call.source)]);
   return it->second;
@@ -137,13 +191,17 @@ KernelCall Joiner::joined(const std::vector<const KernelCall*>& members) {
   if (members.size() == 1) return call;
   call.source = joined_form(call.source);
   call.members = static_cast<int>(members.size());
-  call.table_bytes = most_members(call.arguments.size()) * row_bytes(call.arguments.size());
+  call.table_bytes = most_members(call) * row_of(with_blocks(call)).bytes;
   call.grid = {0, call.grid.y, call.members};
   call.bytes = call.flops = 0;
   call.arguments.clear();
+  call.tensor_maps.clear();
   for (const KernelCall* member : members) {
-    call.arguments.insert(call.arguments.end(), member->arguments.begin(), member->arguments.end());
-    call.arguments.push_back(Argument::number(member->grid.x));
+    for (Argument argument : with_blocks(*member)) {
+      if (argument.kind == Argument::Kind::tensor_map) argument.value += std::ssize(call.tensor_maps);
+      call.arguments.push_back(argument);
+    }
+    std::ranges::copy(member->tensor_maps, std::back_inserter(call.tensor_maps));
     call.grid.x = std::max(call.grid.x, member->grid.x);
     call.bytes += member->bytes;
     call.flops += member->flops;
@@ -155,9 +213,8 @@ KernelCall Joiner::joined(const std::vector<const KernelCall*>& members) {
 std::vector<KernelCall> Joiner::join(const std::vector<KernelCall>& calls) {
   std::vector<std::vector<const KernelCall*>> groups;
   for (const KernelCall& call : calls) {
-    const auto found = std::ranges::find_if(groups, [&](const auto& group) {
-      return std::ssize(group) < most_members(call.arguments.size()) && equal(*group[0], call);
-    });
+    const auto found = std::ranges::find_if(
+        groups, [&](const auto& group) { return std::ssize(group) < most_members(call) && equal(*group[0], call); });
     if (found == groups.end()) {
       groups.push_back({&call});
     } else {

@@ -1,6 +1,6 @@
 // Equal launches as one: the same kernel, the same block, other arguments. The joined kernel's one parameter is a table
-// with a row of arguments for each member; a block finds its row by blockIdx.z and then does what it would have done in
-// a launch of its own, so no bit changes.
+// with a row of arguments, tensor maps among them, for each member; a block finds its row by blockIdx.z and then does
+// what it would have done in a launch of its own, so no bit changes.
 #pragma once
 
 #include <functional>
@@ -19,8 +19,17 @@ inline constexpr int64_t kMostTableBytes = 4096;
 /// hash. Throws Error where the source has no kernel of its name.
 CudaSource joined_source(const CudaSource& single);
 
-/// What the joined kernel gets: `address` gives an argument's 8 bytes.
-std::vector<uint64_t> table_of(const KernelCall& call, const std::function<uint64_t(const Argument&)>& address);
+/// What a tensor map takes; its address is a multiple of 64 bytes.
+inline constexpr int64_t kTensorMapBytes = 128;
+struct alignas(64) TableLine {
+  uint64_t words[8] = {};
+};
+/// What the joined kernel gets: `address` gives an argument's 8 bytes, `map` where the launch's tensor map number i
+/// lies.
+std::vector<TableLine> table_of(const KernelCall& call, const std::function<uint64_t(const Argument&)>& address,
+                                const std::function<const void*(int64_t)>& map);
+/// Of one member of a joined launch.
+int64_t row_bytes(const KernelCall& call);
 
 /// Makes equal launches one, where none of `calls` touches what another writes. Kernels are added to `plan`.
 class Joiner {
@@ -29,7 +38,7 @@ class Joiner {
 
   /// In the order of the first of each.
   std::vector<KernelCall> join(const std::vector<KernelCall>& calls);
-  /// Whether the launch may be a member: it has no tensor maps, and its kernel does not use z itself.
+  /// Whether the launch may be a member: a table has room for two, and its kernel uses neither z nor the grid's extent.
   bool can_join(const KernelCall& call);
   /// Whether two launches may be members of one.
   bool equal(const KernelCall& a, const KernelCall& b);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <iterator>
 
 #include "codegen/cuda/source/body_code.h"
 
@@ -16,6 +17,7 @@ Parameters::Parameters(const ir::Graph& body, const KernelSpec& spec, const Maps
     operands_[i] = fmt::format("p{}", i);
     const ir::Value v = body.find_input(std::to_string(i));
     const bool is_output = std::ranges::any_of(body.outputs(), [&](const auto& n) { return n.value == v; });
+    if (spec.preamble != nullptr && i >= spec.preamble->first_operand) continue;
     if (!v.valid() || (users[static_cast<size_t>(v.node)].empty() && !is_output)) continue;
     if (const auto map = maps.operands.find(i); map != maps.operands.end()) {
       add(operands_[i], map->second);
@@ -34,6 +36,9 @@ Parameters::Parameters(const ir::Graph& body, const KernelSpec& spec, const Maps
     }
     bytes_ += type.bytes();
   }
+  if (spec.preamble == nullptr) return;
+  for (const Preamble::Parameter& p : spec.preamble->parameters) add(p.name, p.type, p.argument);
+  bytes_ += spec.preamble->bytes;
 }
 
 void Parameters::add(std::string name, int64_t number) { add(std::move(name), "long long", Argument::number(number)); }
@@ -53,6 +58,16 @@ void Parameters::add_outers(const ir::Graph& body, const std::set<int>& inputs) 
   for (const int input : inputs) {
     add(fmt::format("outer_{}", input), body.type(body.find_input(std::to_string(input))).shape[0]);
   }
+}
+
+std::vector<std::string_view> with_preamble(std::vector<std::string_view> headers, const KernelSpec& spec) {
+  if (spec.preamble != nullptr) std::ranges::copy(spec.preamble->headers, std::back_inserter(headers));
+  return headers;
+}
+
+std::string preamble_text(const KernelSpec& spec, const std::string& image, int64_t threads, const std::string& first) {
+  if (spec.preamble == nullptr) return "";
+  return filled(spec.preamble->text, {{"image", image}, {"threads", std::to_string(threads)}, {"first", first}});
 }
 
 std::string filled(std::string_view text, const std::vector<std::pair<std::string_view, std::string>>& fields) {

@@ -16,7 +16,7 @@ namespace difuse::codegen::cuda {
 inline std::string text(int64_t n) { return std::to_string(n); }
 
 /// A kernel's parameter list as text and as arguments, in one order: operands that the body reads, results that are
-/// wanted, numbers.
+/// wanted, what the preamble reads and writes, numbers.
 class Parameters {
  public:
   /// Operands and results that are passed as tensor maps, under the names of their pointers.
@@ -56,6 +56,11 @@ class Parameters {
   std::vector<TensorMapSpec> tensor_maps_;
   int64_t bytes_ = 0;
 };
+
+/// The headers, and those of the spec's preamble.
+std::vector<std::string_view> with_preamble(std::vector<std::string_view> headers, const KernelSpec& spec);
+/// The spec's preamble, with its fields filled in; empty where there is none.
+std::string preamble_text(const KernelSpec& spec, const std::string& image, int64_t threads, const std::string& first);
 
 /// `text` with every `$name` of `fields` replaced; a longer name wins. Other `$` stay ($kernel is filled in later).
 std::string filled(std::string_view text, const std::vector<std::pair<std::string_view, std::string>>& fields);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 
 #include "codegen/cuda/source/extents.h"
@@ -15,6 +16,11 @@ using ir::Node;
 using ir::Op;
 using ir::Value;
 
+bool moves_in_runs(const Node& node) {
+  constexpr std::array kMoves = {Op::slice, Op::concat, Op::upsample_nearest, Op::avg_pool};
+  return std::ranges::find(kMoves, node.op) != kMoves.end();
+}
+
 WholeTensors whole_tensors(const ir::Graph& body, const ir::Shape& shape) {
   WholeTensors found;
   const auto see = [&](const ir::Type& t, bool read) {
@@ -25,7 +31,7 @@ WholeTensors whole_tensors(const ir::Graph& body, const ir::Shape& shape) {
   };
   for (const int id : body.leaves(Op::input)) see(body.node(id).types[0], true);
   for (int id = 0; id < body.size(); ++id) {
-    if (body.node(id).op == Op::slice || body.node(id).op == Op::concat) see(body.node(id).types[0], true);
+    if (moves_in_runs(body.node(id))) see(body.node(id).types[0], true);
   }
   for (const ir::NamedValue& output : body.outputs()) see(body.type(output.value), false);
   return found;
@@ -124,7 +130,10 @@ std::string hoist(BodyCode& code, const ir::Graph& body, const Index& index, con
   return text;
 }
 
-int64_t block_columns(int64_t runs, int64_t least) {
+int64_t block_columns(int64_t runs, int64_t least, const KernelSpec& spec) {
+  if (spec.preamble != nullptr) {
+    return std::min(least, static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(runs))));
+  }
   if (runs <= least) return runs;
   int64_t best = least;
   const auto left_over = [&](int64_t columns) { return ceil_div(runs, columns) * columns - runs; };

@@ -12,7 +12,10 @@
 
 namespace difuse::codegen::cuda {
 
-/// Tensors over the whole of `shape` among the body's inputs, slices and joins of those and its outputs: how many, the
+/// Movement that is computed where it is read, in runs as they lie in memory.
+bool moves_in_runs(const ir::Node& node);
+
+/// Tensors over the whole of `shape` among the body's inputs, what moves in runs and its outputs: how many, the
 /// bytes of an element of the narrowest, and of all inputs together.
 struct WholeTensors {
   int count = 0;
@@ -35,8 +38,9 @@ std::vector<Term> split(const std::string& linear, std::span<const int64_t> exte
 /// values. `index` is that of any row.
 std::string hoist(BodyCode& code, const ir::Graph& body, const Index& index, const ir::Shape& shape, size_t begin,
                   size_t end, int lanes);
-/// Neighbouring runs of one block, of `runs` in all: at least `least` where there are so many, with little left over.
-int64_t block_columns(int64_t runs, int64_t least);
+/// Neighbouring runs of one block, of `runs` in all: at least `least`, a power of two, where there are so many, with
+/// little left over. With a preamble, whose threads are whole warps, it is a power of two.
+int64_t block_columns(int64_t runs, int64_t least, const KernelSpec& spec);
 
 /// The shape is outer x rows x inner, where rows are the dimensions from `begin` up to `end`.
 struct RowLoop {

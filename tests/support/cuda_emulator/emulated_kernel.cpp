@@ -104,10 +104,10 @@ void run_emulated(const codegen::cuda::CudaPlan& plan, std::byte* arena, std::by
       }
       return EmulatedKernel::argument(argument.value);
     };
-    std::vector<uint64_t> table;
+    std::vector<codegen::cuda::TableLine> table;
     arguments.clear();
     if (call.members > 1) {
-      table = codegen::cuda::table_of(call, address);
+      table = codegen::cuda::table_of(call, address, [&](int64_t map) { return &maps[static_cast<size_t>(map)]; });
       arguments.push_back(EmulatedKernel::argument(table.data()));
     } else {
       for (const Argument& argument : call.arguments) arguments.push_back(address(argument));

@@ -291,14 +291,15 @@ PartialSums partial_sums(const KernelSpec& spec, const GemmProblem& p) {
   const int lanes = sum_lanes(spec, p.value);
   const int64_t size = p.rows * p.columns;
   PartialSums sums{.runs = ceil_div(size, lanes), .lanes = lanes, .is_wide = p.is_wide, .bytes = p.splits * size * 4};
+  // The size is an argument, so that the sums of all products are one kernel.
   sums.place = fmt::format(
       "const index_t element = run * {};\n"
-      "const bool valid = element < {};\n"
+      "const bool valid = element < size;\n"
       "const f32* const at = partials + element;\n"
-      "const long long stride = {};\n"
+      "const long long stride = size;\n"
       "const int count = static_cast<int>(splits);\n",
-      lanes, size, size);
-  sums.numbers = {{"splits", p.splits}};
+      lanes);
+  sums.numbers = {{"splits", p.splits}, {"size", size}};
   return sums;
 }
 

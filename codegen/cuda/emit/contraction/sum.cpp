@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+
 #include "codegen/cuda/emit/epilogue.h"
 #include "codegen/cuda/source/device_source.h"
 #include "codegen/cuda/source/extents.h"
@@ -21,6 +23,12 @@ ir::Graph sum_body(const ir::Graph& body, ir::Value value, int input) {
   });
 }
 
+/// Whether nothing is computed of the sum.
+bool is_sum_alone(const ir::Graph& body) {
+  return std::ranges::all_of(body.outputs(),
+                             [&](const ir::NamedValue& n) { return body.node(n.value).op == ir::Op::input; });
+}
+
 /// `spec`: of the body with the sum as its input number `input`.
 KernelDraft sum_kernel(const KernelSpec& spec, int input, const PartialSums& sums) {
   const ir::Graph& body = spec.body;
@@ -34,8 +42,10 @@ KernelDraft sum_kernel(const KernelSpec& spec, int input, const PartialSums& sum
 
   KernelDraft draft;
   draft.is_second_stage = true;
-  // By what it adds: for several products it is the same kernel, whichever of them comes first at some batch.
-  draft.name = fmt::format("partial_sums_{}", fmt::join(body.type(body.find_input(text(input))).shape, "x"));
+  // By what follows the sum: for several products it is the same kernel, whichever of them comes first at some batch.
+  draft.name = "partial_sums";
+  if (!is_sum_alone(body))
+    draft.name += fmt::format("_{}", fmt::join(body.type(body.find_input(text(input))).shape, "x"));
   draft.source = device_source(headers) + filled(R"(
 using index_t = $index;
 $declarations

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "codegen/cuda/emit/reduction/parts.h"
+#include "codegen/cuda/preparation.h"
 #include "ir/strips.h"
 
 namespace difuse::codegen::cuda {
@@ -31,8 +32,12 @@ void add_strip_sums(const KernelSpec& spec, const KernelSpec& strips, const Halo
       from.push_back(strips.results[sum.output]);
       to.push_back(spec.results[sum.output]);
     }
-    if (from.empty() || terms(c, over_images) == 1) continue;
-    reduction::emit_finish(emission, {{c.batch, over_images}, {strip_count(c), true}, {c.outputs, false}},
+    const bool remains = terms(c, over_images) > 1;
+    if (from.empty() || (!remains && !over_images)) continue;
+    Preparation larger_batch(emission);
+    const int64_t images = remains ? c.batch : 2;
+    reduction::emit_finish(remains ? emission : larger_batch,
+                           {{images, over_images}, {strip_count(c), true}, {c.outputs, false}},
                            std::vector<bool>(from.size(), false), from, to);
   }
 }

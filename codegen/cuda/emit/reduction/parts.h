@@ -8,6 +8,7 @@
 #include "codegen/cuda/kernel_spec.h"
 #include "codegen/cuda/source/body_code.h"
 #include "codegen/cuda/source/row_loop.h"
+#include "ir/op.h"
 
 namespace difuse::codegen::cuda::reduction {
 
@@ -18,10 +19,15 @@ struct Part {
   std::vector<int64_t> result_alignment;
 
   KernelSpec spec(const KernelSpec& whole) const {
-    return {body, whole.operands, whole.alignment, results, result_alignment, whole.name, whole.flops, whole.device};
+    KernelSpec spec{body,       whole.operands, whole.alignment, results, result_alignment,
+                    whole.name, whole.flops,    whole.device};
+    spec.preamble = whole.preamble;
+    return spec;
   }
 };
 Part part_of(const KernelSpec& spec, const std::vector<size_t>& outputs);
+
+inline bool is_reduction(const ir::Node& node) { return ir::has_trait(node, ir::kReduction); }
 
 /// The shape that the body's loop runs over.
 ir::Shape iteration_shape(const ir::Graph& body);

@@ -8,10 +8,12 @@
 #include <bit>
 
 #include "codegen/cuda/emit/reduction/parts.h"
+#include "codegen/cuda/preparation.h"
 #include "codegen/cuda/source/collapse.h"
 #include "codegen/cuda/source/device_source.h"
 #include "codegen/cuda/source/extents.h"
 #include "codegen/cuda/source/parameters.h"
+#include "ir/error.h"
 #include "ir/op.h"
 
 namespace difuse::codegen::cuda::reduction {
@@ -110,8 +112,10 @@ class FirstStage {
     remains_ = std::ranges::any_of(dims, [](const Dim& d) { return d.reduced && d.extent > 1; });
     if (remains_) {
       for (const size_t r : reductions_) to[r] = emission_.workspace(outer_ * chunks * inner_ * 4);
-      dims_ = std::move(dims);
+    } else if (dims[0].reduced) {
+      dims[0].extent = 2;  // As at a batch that leaves more of them.
     }
+    dims_ = std::move(dims);
     return to;
   }
 
@@ -119,14 +123,14 @@ class FirstStage {
               const std::vector<Argument>& to) {
     KernelDraft draft;
     draft.name = spec_.name;
-    draft.source = device_source({"vector.cuh", "ops.cuh", "reduce.cuh"}) + std::move(source);
+    draft.source = device_source(with_preamble({"vector.cuh", "ops.cuh", "reduce.cuh"}, spec_)) + std::move(source);
     draft.grid.x = blocks;
     draft.threads = static_cast<int>(threads);
     draft.arguments = parameters.arguments();
     draft.bytes = parameters.bytes();
     draft.flops = spec_.flops;
     emission_.launch(std::move(draft));
-    if (!remains_) return;
+    if (!remains_ && !dims_[0].reduced) return;
     std::vector<bool> maxima;
     std::vector<Argument> from, last;
     for (const size_t r : reductions_) {
@@ -134,12 +138,14 @@ class FirstStage {
       from.push_back(to[r]);
       last.push_back(spec_.results[r]);
     }
-    emit_finish(emission_, dims_, maxima, from, last);
+    Preparation larger_batch(emission_);
+    emit_finish(remains_ ? emission_ : larger_batch, dims_, maxima, from, last);
   }
 
   Parameters parameters(const std::vector<Argument>& to) const {
-    return Parameters(
-        body_, {body_, spec_.operands, spec_.alignment, to, spec_.result_alignment, spec_.name, 0, spec_.device});
+    KernelSpec stage{body_, spec_.operands, spec_.alignment, to, spec_.result_alignment, spec_.name, 0, spec_.device};
+    stage.preamble = spec_.preamble;
+    return Parameters(body_, stage);
   }
 
   /// The loop of a thread whose rows are `step` apart, each `stride` elements after the one before.
@@ -173,7 +179,7 @@ class FirstStage {
     // would be few.
     const bool whole = !open_ && rows_ <= kWholeRows;
     const int64_t least_columns = std::max<int64_t>(4, 64 / (lanes * tensors_.narrowest)) * (whole ? 1 : 2);
-    const int64_t columns = block_columns(runs, least_columns);
+    const int64_t columns = block_columns(runs, least_columns, spec_);
     const int64_t threads = whole && rows_ >= kTallRows && tensors_.count <= 8 ? 512 : 256;
     const int64_t tiles = ceil_div(runs, columns), most = bit_floor(threads / columns);
     int64_t height = most;
@@ -206,6 +212,10 @@ class FirstStage {
                            {"rows", std::to_string(rows_)},
                            {"chunks", std::to_string(chunks.count)},
                            {"chunk", std::to_string(chunks.length)}});
+    if (spec_.preamble != nullptr) {
+      if (begin_ != 1) throw Error("a block of the reduction is in several images");
+      place += preamble_text(spec_, "o", columns * height, fmt::format("blockIdx.x % {} == 0", tiles * chunks.count));
+    }
     const RowCode loop = this->loop(lanes, at_once, height, inner_);
     std::string finish;
     for (size_t q = 0; q < reductions_.size(); ++q) {
@@ -385,7 +395,7 @@ $loop$last$finish}
   WholeTensors tensors_;
   std::vector<size_t> reductions_, stored_;  ///< By output.
   std::vector<Dim> before_, after_;          ///< Around the rows, as the reductions see them.
-  std::vector<Dim> dims_;                    ///< Of what this stage leaves.
+  std::vector<Dim> dims_;                    ///< Of what this stage leaves, here or at a larger batch.
   bool remains_ = false;
 };
 

@@ -9,12 +9,14 @@
 #include <bit>
 #include <map>
 
+#include "codegen/cuda/emit/finishes.h"
 #include "codegen/cuda/emit/reduction/parts.h"
 #include "codegen/cuda/source/collapse.h"
 #include "codegen/cuda/source/device_source.h"
 #include "codegen/cuda/source/extents.h"
 #include "codegen/cuda/source/parameters.h"
 #include "ir/op.h"
+#include "passes/fusion/traits.h"
 
 namespace difuse::codegen::cuda::reduction {
 namespace {
@@ -26,12 +28,9 @@ using ir::Value;
 
 constexpr int64_t kThreads = 128;
 
-bool is_reduction(const Node& node) { return ir::has_trait(node, ir::kReduction); }
-
 class Rows {
  public:
-  Rows(const KernelSpec& spec, Emission& emission)
-      : spec_(spec), emission_(emission), body_(collapsed(spec.body)), parameters_(body_, spec) {
+  explicit Rows(const KernelSpec& spec) : spec_(spec), body_(collapsed(spec.body)), parameters_(body_, spec) {
     const std::vector<bool> live = body_.live();
     std::vector<int> depths(static_cast<size_t>(body_.size()), 0);  // reductions on the way to the value
     for (int id = 0; id < body_.size(); ++id) {
@@ -55,11 +54,24 @@ class Rows {
     sharers_ = std::min<int64_t>(32, static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(row_ / lanes_))));
   }
 
-  void emit() {
+  std::string statements(int64_t groups) {
+    return filled(R"({
+  const int place = static_cast<int>(threadIdx.x) % $sharers;
+  for (int begin = 0; begin < $groups; begin += $threads / $sharers) {
+    const int own = begin + static_cast<int>(threadIdx.x) / $sharers;
+    const bool inside = own < $groups;
+    const index_t o = this_image * $groups + (inside ? own : $groups - 1), base = o * $row;
+$passes  }
+}
+)",
+                  {{"sharers", std::to_string(sharers_)},
+                   {"groups", std::to_string(groups)},
+                   {"row", std::to_string(row_)},
+                   {"passes", indented(passes(), 4)}});
+  }
+
+  void emit(Emission& emission) {
     parameters_.add("outer", outer_);
-    std::string passes;
-    for (const std::vector<int>& reductions : by_depth_) passes += reduce(reductions);
-    passes += store();
     KernelDraft draft;
     draft.name = spec_.name;
     draft.source = device_source({"vector.cuh", "ops.cuh", "reduce.cuh"}) +
@@ -81,16 +93,22 @@ $passes}
                            {"sharers", std::to_string(sharers_)},
                            {"perblock", std::to_string(kThreads / sharers_)},
                            {"row", std::to_string(row_)},
-                           {"passes", indented(passes, 2)}});
+                           {"passes", indented(passes(), 2)}});
     draft.grid.x = ceil_div(outer_, kThreads / sharers_);
     draft.threads = static_cast<int>(kThreads);
     draft.arguments = parameters_.arguments();
     draft.bytes = parameters_.bytes();
     draft.flops = spec_.flops;
-    emission_.launch(std::move(draft));
+    emission.launch(std::move(draft));
   }
 
  private:
+  std::string passes() {
+    std::string passes;
+    for (const std::vector<int>& reductions : by_depth_) passes += reduce(reductions);
+    return passes + store();
+  }
+
   std::string name(int reduction) const { return fmt::format("total{}", reduction); }
   std::string combine(int reduction) const {
     return body_.node(reduction).op == Op::reduce_max ? "reduce::Max" : "reduce::Sum";
@@ -171,7 +189,6 @@ $after}
   }
 
   const KernelSpec& spec_;
-  Emission& emission_;
   const Graph body_;
   Parameters parameters_;
   ir::Shape shape_;
@@ -196,21 +213,23 @@ bool accepts_rows(const Graph& body) {
   for (int id = 0; id < body.size(); ++id) {
     const Node& node = body.node(id);
     if (is_reduction(node)) {
-      if (node.op != Op::reduce_sum && node.op != Op::reduce_max) return false;
+      if (!passes::is_row_reduction(body, node)) return false;
       const auto& own = node.as<ir::ReduceAttrs>().axes;
       if (!axes.empty() && own != axes) return false;
       axes = own;
-      if (axes.front() != std::ssize(node.types[0].shape) || axes.front() == 0) return false;
     } else if (node.op == Op::broadcast && is_reduction(body.node(node.operands[0]))) {
-      const auto& attrs = node.as<ir::BroadcastAttrs>();
-      const Node& from = body.node(node.operands[0]);
-      if (attrs.shape != body.type(from.operands[0]).shape) return false;
-      if (attrs.dims.back() != std::ssize(attrs.dims) - 1) return false;
+      if (!passes::is_row_repeat(body, node)) return false;
     }
   }
   return true;
 }
 
-void emit_rows(const KernelSpec& spec, Emission& emission) { Rows(spec, emission).emit(); }
+void emit_rows(const KernelSpec& spec, Emission& emission) { Rows(spec).emit(emission); }
 
 }  // namespace difuse::codegen::cuda::reduction
+
+namespace difuse::codegen::cuda {
+
+std::string row_statements(const KernelSpec& spec, int64_t groups) { return reduction::Rows(spec).statements(groups); }
+
+}  // namespace difuse::codegen::cuda

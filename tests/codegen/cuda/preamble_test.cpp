@@ -1,0 +1,257 @@
+// Elementwise loops that finish an image's statistics themselves: one kernel, which gives what the reference gives, and
+// of each image the same bits in every batch.
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "codegen/node_body.h"
+#include "ir/builder.h"
+#include "ir/strips.h"
+#include "tests/codegen/cuda/body_run.h"
+
+namespace difuse::codegen::cuda {
+namespace {
+
+using ir::Builder;
+using ir::DType;
+using ir::Graph;
+using ir::Value;
+
+struct Norm {
+  int64_t n, h, w, groups;
+  std::vector<int64_t> channels;  ///< Of each tensor whose moments there are.
+  DType dtype = DType::bf16;
+  bool concatenated = false, stores_statistics = false;
+};
+
+/// silu((x - mean) (rstd gamma) + beta) of an image, from moments.
+Graph normalised(const Norm& norm) {
+  Graph body("body");
+  Builder b(body);
+  int64_t channels = 0, input = 0;
+  const auto next = [&](ir::Type type) { return b.input(std::to_string(input++), std::move(type)); };
+  std::vector<Builder::Moments> moments;
+  std::vector<Value> parts;
+  for (const int64_t own : norm.channels) {
+    const ir::Shape strips{norm.n, ir::Strips{norm.h, norm.w}.count(), own};
+    const Value mean = next({DType::f32, strips}), m2 = next({DType::f32, strips});
+    moments.push_back({mean, m2});
+    if (norm.concatenated) parts.push_back(next({norm.dtype, {norm.n, norm.h, norm.w, own}}));
+    channels += own;
+  }
+  const ir::Shape shape{norm.n, norm.h, norm.w, channels};
+  const Value x = norm.concatenated ? b.concat(parts, 3) : next({norm.dtype, shape});
+  const Builder::GroupStatistics s =
+      b.group_finish(moments, {.groups = norm.groups, .eps = 1e-5, .height = norm.h, .width = norm.w});
+  const Value gamma = next({DType::f32, {channels}}), beta = next({DType::f32, {channels}});
+  const Value scale = b.mul(s.rstd, b.broadcast(gamma, {norm.n, channels}, {1}));
+  const Value centred = b.sub(b.cast(x, DType::f32), b.broadcast_image_channels(s.mean, shape));
+  const Value scaled = b.mul(centred, b.broadcast_image_channels(scale, shape));
+  body.set_output("0", b.cast(b.silu(b.add(scaled, b.broadcast_channels(beta, shape))), norm.dtype));
+  if (norm.stores_statistics) {
+    body.set_output("1", s.mean);
+    body.set_output("2", s.rstd);
+  }
+  return body;
+}
+
+struct Gradient {
+  int64_t n, h, w, groups, row;
+  DType dtype = DType::bf16;
+  bool sums_image = true, sums_all = false, stores_rows = false;
+};
+
+/// dy + x a + b, where a and b are a group's share of what its channels have summed; and sums of it over pixels.
+Graph gradient(const Gradient& g) {
+  Graph body("body");
+  Builder b(body);
+  const int64_t channels = g.groups * g.row;
+  const ir::Shape shape{g.n, g.h, g.w, channels}, rows{g.n, g.groups, g.row};
+  int64_t input = 0;
+  const auto next = [&](ir::Type type) { return b.input(std::to_string(input++), std::move(type)); };
+  const Value dy = next({g.dtype, shape}), x = next({g.dtype, shape});
+  const Value s0 = next({DType::f32, rows}), s1 = next({DType::f32, rows}),
+              gamma = next({DType::f32, {g.groups, g.row}});
+  const Value scale = b.broadcast(gamma, rows, {1, 2});
+  const auto share = [&](Value v) { return b.broadcast(b.reduce_sum(b.mul(v, scale), {2}), rows, {0, 1}); };
+  const Value a = b.neg(share(s0)), c = b.mul(share(s1), s0);
+  const auto per_channel = [&](Value v) { return b.broadcast_image_channels(b.reshape(v, {g.n, channels}), shape); };
+  const Value scaled = b.mul(b.cast(x, DType::f32), per_channel(a));
+  const Value sum = b.add(b.add(b.cast(dy, DType::f32), scaled), per_channel(c));
+  int output = 0;
+  const auto result = [&](Value v) { body.set_output(std::to_string(output++), v); };
+  result(b.cast(sum, g.dtype));
+  if (g.sums_image) result(b.reduce_sum(sum, {1, 2}));
+  if (g.sums_all) result(b.reduce_sum(sum, {0, 1, 2}));
+  if (g.stores_rows) result(a);
+  return body;
+}
+
+/// M2s are no less than zero.
+ir::TensorMap inputs_of(const Graph& body) {
+  ir::TensorMap inputs = random_inputs(body, false);
+  for (auto& [name, tensor] : inputs) {
+    if (tensor.type.shape.size() != 3) continue;
+    for (double& x : tensor.data) x = std::abs(x);
+  }
+  return inputs;
+}
+
+Recorder emitted(const Placed& placed) {
+  Recorder recorder;
+  find_emitter(placed.spec).emit(placed.spec, recorder);
+  return recorder;
+}
+
+struct Case {
+  std::string name;
+  std::function<Graph(int64_t batch)> body;
+  int64_t batch = 2;
+  Places places = {};
+  friend void PrintTo(const Case& one, std::ostream* to) { *to << one.name; }
+};
+
+Case norm(const std::string& name, Norm n, const Places& places = {}) {
+  return {name, [n](int64_t batch) mutable { return n.n = batch, normalised(n); }, n.n, places};
+}
+Case rows(const std::string& name, Gradient g, const Places& places = {}) {
+  return {"rows_" + name, [g](int64_t batch) mutable { return g.n = batch, gradient(g); }, g.n, places};
+}
+
+std::vector<Case> cases() {
+  return {
+      norm("small", {3, 8, 8, 32, {256}}),
+      norm("f32", {2, 8, 8, 8, {64}, DType::f32}),
+      norm("several_strips", {2, 16, 16, 32, {192}}),
+      norm("clipped_strips", {3, 17, 9, 4, {24}}),
+      norm("block_ends_inside_an_image", {3, 5, 7, 3, {12}, DType::f32}),
+      norm("odd_channels", {2, 6, 5, 3, {9}}),
+      norm("two_producers", {2, 8, 8, 4, {40, 24}}),
+      norm("concatenated", {2, 8, 8, 4, {40, 24}, DType::bf16, true}),
+      norm("statistics_are_read_by_others", {3, 8, 8, 8, {64}, DType::bf16, false, true}),
+      norm("one_is_read_by_others", {3, 8, 8, 8, {64}, DType::bf16, false, true}, {.unwanted = {1}}),
+      norm("aligned_16", {2, 8, 8, 4, {24}}, {.alignment = 16}),
+      norm("groups_of_many_parts", {2, 32, 16, 1, {16}, DType::f32}),
+      rows("small", {3, 8, 8, 32, 8}),
+      rows("f32_in_place", {2, 8, 9, 4, 6, DType::f32}, {.in_place = {{0, 0}}}),
+      rows("odd", {2, 9, 8, 3, 5}),
+      rows("many_chunks", {2, 48, 48, 4, 6}),
+      rows("sums_of_all", {3, 8, 8, 4, 16, DType::bf16, false, true}),
+      rows("both_sums", {3, 8, 8, 4, 16, DType::bf16, true, true}),
+      rows("no_sum", {3, 5, 5, 4, 16, DType::bf16, false, false}),
+      rows("are_read_by_others", {3, 8, 8, 4, 6, DType::bf16, true, false, true}),
+      rows("few_are_wanted", {3, 8, 8, 4, 6, DType::bf16, true, false, true}, {.unwanted = {0}}),
+      rows("long", {2, 8, 8, 1, 320}),
+  };
+}
+
+class PreambleCase : public ::testing::TestWithParam<Case> {};
+
+TEST_P(PreambleCase, AgreesWithTheReference) {
+  const Case& c = GetParam();
+  const Graph body = c.body(c.batch);
+  const ir::TensorMap inputs = inputs_of(body);
+  const Placed placed = place(body, c.places, h100());
+  ASSERT_TRUE(accepts_with_preamble(placed.spec));
+  const Recorder recorder = emitted(placed);
+  expect_reference(body, inputs, run_drafts(placed, recorder, inputs, "sm_90a"), false);
+}
+
+TEST_P(PreambleCase, AnImageHasTheSameBitsInEveryBatchFromOneSource) {
+  const Case& c = GetParam();
+  const auto run = [&](int64_t batch, std::string& source) {
+    const Graph body = c.body(batch);
+    const Placed placed = place(body, c.places, h100());
+    const Recorder recorder = emitted(placed);
+    source = recorder.drafts.at(0).source;
+    return run_drafts(placed, recorder, inputs_of(body), "sm_90a");
+  };
+  std::string source_of_one, source_of_all;
+  const ir::TensorMap one = run(1, source_of_one), all = run(4, source_of_all);
+  EXPECT_EQ(source_of_one, source_of_all);
+  for (const auto& [name, tensor] : one) {
+    if (tensor.type.shape[0] != 1) continue;  // Of all images.
+    const auto& whole = all.at(name).data;
+    EXPECT_TRUE(std::equal(tensor.data.begin(), tensor.data.end(), whole.begin())) << "output " << name;
+  }
+}
+
+TEST_P(PreambleCase, Compiles) {
+  const auto nvrtc = NvrtcLibrary::load();
+  if (!nvrtc) GTEST_SKIP() << "no NVRTC";
+  const Graph body = GetParam().body(GetParam().batch);
+  for (const KernelDraft& draft : emitted(place(body, GetParam().places, h100())).drafts) {
+    expect_compiles(*nvrtc, draft, {"sm_80", "sm_90a"});
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, PreambleCase, ::testing::ValuesIn(cases()),
+                         [](const auto& one) { return one.param.name; });
+
+/// The loop alone, behind a kernel that has stored the statistics.
+TEST(Preamble, ChangesNoBit) {
+  const Norm norm{2, 16, 16, 8, {24, 40}, DType::f32, false, true};
+  const Graph body = normalised(norm);
+  const ir::TensorMap inputs = inputs_of(body);
+  const Placed placed = place(body, {}, h100());
+  const ir::TensorMap together = run_drafts(placed, emitted(placed), inputs, "sm_90a");
+
+  const Graph finish = part_of(body, {body.outputs()[1].value, body.outputs()[2].value});
+  const Graph loop = ir::rebuild(body, [&](Graph& to, int, const ir::Node& node, const std::vector<Value>& operands) {
+    if (node.op != ir::Op::group_finish) return ir::copy_node(to, node, operands);
+    const int first = static_cast<int>(inputs.size());
+    Builder b(to);
+    return std::vector{b.input(std::to_string(first), node.types[0]),
+                       b.input(std::to_string(first + 1), node.types[1])};
+  });
+  const Graph alone = part_of(loop, {loop.outputs()[0].value});
+  Placed first{{finish,
+                placed.spec.operands,
+                placed.spec.alignment,
+                {placed.spec.results[1], placed.spec.results[2]},
+                {256, 256},
+                "test",
+                0,
+                h100(),
+                {}},
+               placed.arena_bytes};
+  const ir::TensorMap statistics = run_drafts(first, emitted(first), inputs, "sm_90a");
+  Placed second{
+      {alone, placed.spec.operands, placed.spec.alignment, {placed.spec.results[0]}, {256}, "test", 0, h100(), {}},
+      placed.arena_bytes};
+  second.spec.operands.push_back(placed.spec.results[1]);
+  second.spec.operands.push_back(placed.spec.results[2]);
+  second.spec.alignment.resize(second.spec.operands.size(), 256);
+  ir::TensorMap more = inputs;
+  more[std::to_string(inputs.size())] = statistics.at("0");
+  more[std::to_string(inputs.size() + 1)] = statistics.at("1");
+  EXPECT_EQ(statistics.at("0").data, together.at("1").data);
+  EXPECT_EQ(statistics.at("1").data, together.at("2").data);
+  EXPECT_EQ(run_drafts(second, emitted(second), more, "sm_90a").at("0").data, together.at("0").data);
+}
+
+TEST(Preamble, LeavesToOthersWhatIsComputedOfMore) {
+  const auto accepts = [](const std::function<void(Builder&, Graph&)>& write) {
+    Graph body("body");
+    Builder b(body);
+    write(b, body);
+    return accepts_with_preamble(place(body, {}, h100()).spec);
+  };
+  const ir::GroupFinishAttrs attrs{.groups = 2, .eps = 1e-5, .height = 4, .width = 4};
+  const auto statistics = [&](Builder& b) {
+    return b.group_finish({{b.input("0", {DType::f32, {2, 1, 8}}), b.input("1", {DType::f32, {2, 1, 8}})}}, attrs);
+  };
+  const auto centred = [&](Builder& b, const ir::Shape& shape) {
+    return b.sub(b.input("2", {DType::f32, shape}), b.broadcast_image_channels(statistics(b).mean, shape));
+  };
+  EXPECT_TRUE(accepts([&](Builder& b, Graph& body) { body.set_output("0", centred(b, {2, 4, 4, 8})); }));
+  // A sum over images too small for blocks of their own, nothing but the statistics, none at all.
+  EXPECT_FALSE(accepts([&](Builder& b, Graph& body) {
+    body.set_output("0", b.reduce_sum(centred(b, {2, 4, 4, 8}), {1, 2}));
+  }));
+  EXPECT_FALSE(accepts([&](Builder& b, Graph& body) { body.set_output("0", statistics(b).mean); }));
+  EXPECT_FALSE(accepts([](Builder& b, Graph& body) { body.set_output("0", b.silu(b.input("0", {DType::f32, {8}}))); }));
+}
+
+}  // namespace
+}  // namespace difuse::codegen::cuda
