@@ -47,13 +47,15 @@ struct RunSettings {
   bool skip_bad_images = false;
   bool class_from_folder = false;
   std::vector<std::string> class_names = {};  ///< Of label 0, 1, ...; empty where the data names none.
+  std::string dtype = {};                     ///< How exactly the run computes; empty in files of before it was kept.
 
   template <class Visitor>
   void visit(Visitor&& v) {
     v("model", model), v("seed", seed), v("flip", flip), v("images", images), v("version", version), v("crop", crop);
     v("skip_bad_images", skip_bad_images), v("class_from_folder", class_from_folder), v("class_names", class_names);
-    v("fingerprint", fingerprint);
+    v("fingerprint", fingerprint), v("dtype", dtype);
   }
+  static constexpr bool may_be_missing(std::string_view name) { return name == "dtype"; }
 };
 
 /// Everything that decides the numbers of a run.

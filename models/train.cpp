@@ -13,6 +13,7 @@
 #include "ir/error.h"
 #include "ir/flops.h"
 #include "models/checkpoint.h"
+#include "models/config/config_json.h"
 #include "models/config/training_table.h"
 #include "models/run/backend.h"
 #include "models/run/console.h"
@@ -52,7 +53,8 @@ void print_model(const RunConfig& config, const ParameterLayout& layout) {
 }
 
 /// What a run goes on with that it did not have before.
-void print_changes(const OptimizerConfig& before, const OptimizerConfig& now, int64_t step) {
+void print_changes(const RunConfig& from, const RunConfig& to, int64_t step) {
+  const OptimizerConfig &before = from.training.optimizer, &now = to.training.optimizer;
   const auto line = [step](const char* name, auto old_value, auto new_value) {
     if (old_value != new_value) say("{}: {} instead of {} from step {}\n", name, new_value, old_value, step);
   };
@@ -60,6 +62,7 @@ void print_changes(const OptimizerConfig& before, const OptimizerConfig& now, in
   line("warmup", before.warmup, now.warmup);
   line("weight-decay", before.weight_decay, now.weight_decay);
   line("clip-norm", before.clip_norm, now.clip_norm);
+  if (!from.run.dtype.empty()) line("dtype", from.run.dtype, to.run.dtype);
 }
 
 /// What a compiled step takes.
@@ -134,14 +137,30 @@ std::vector<float> first_parameters(const RunConfig& config, const ParameterLayo
                                     const TrainedModel* initial) {
   if (initial == nullptr) return initial_parameters(layout, seed_words(config.run.seed));
   std::vector<std::string> report;
-  std::vector<float> parameters = initial->parameters(initial->default_weights(), layout, &report);
+  std::vector<float> parameters;
+  try {
+    parameters = initial->parameters(initial->default_weights(), layout, &report);
+  } catch (const Error& error) {
+    if (config_to_json(config.unet) == config_to_json(initial->config().unet)) throw;
+    throw Error(
+        fmt::format("--init '{}' is another model than the one asked for: {}", initial->path().string(), error.what()),
+        "leave out the flags and keys that change the model, or add --allow-partial to take what fits",
+        ExitCode::wrong_usage);
+  }
   for (const std::string& line : report) say("{}\n", line);
   return parameters;
 }
 
 int stopped(int signal) { return 128 + signal; }
 
-int train_until_stopped(const TrainOptions& options, const ir::Options& environment, const InterruptGuard& interrupt) {
+/// That of --dtype, else the one that the resumed run computes in.
+std::optional<passes::Precision> precision_of(const TrainOptions& options, const Checkpoint* resumed) {
+  if (options.precision || resumed == nullptr) return options.precision;
+  return passes::parse_precision(resumed->config().run.dtype);
+}
+
+int train_until_stopped(const TrainOptions& given, const ir::Options& environment, const InterruptGuard& interrupt) {
+  TrainOptions options = given;
   std::optional<OutputFolder> folder;
   std::optional<RunLock> lock;  // Given up before the folder is.
   std::error_code ignored;
@@ -149,6 +168,8 @@ int train_until_stopped(const TrainOptions& options, const ir::Options& environm
   const std::unique_ptr<Checkpoint> resumed = open_resumed(options);
   const std::unique_ptr<TrainedModel> initial = open_initial(options);
   RunConfig config = settle_config(options, resumed.get(), initial.get());
+  const OptimizerConfig& optimizer = config.training.optimizer;
+  if (optimizer.schedule == LearningRateSchedule::cosine && !options.steps) options.steps = optimizer.total_steps;
   if (!options.dry_run) {
     const fs::path resumed_path = resumed ? resumed->path() : fs::path();
     require_own_folder(options.out, resumed ? &resumed_path : nullptr);
@@ -159,8 +180,10 @@ int train_until_stopped(const TrainOptions& options, const ir::Options& environm
     }
   }
 
-  const Backend backend = open_backend(options.device, options.precision, options.threads, environment);
+  const Backend backend =
+      open_backend(options.device, precision_of(options, resumed.get()), options.threads, environment);
   say("{}\n", backend_line(backend));
+  config.run.dtype = passes::to_string(backend.precision);
   std::fflush(stdout);
   runtime::ImageSet images = load_data(options, config, resumed != nullptr, environment, interrupt);
   adopt_data(config, images, options, resumed.get());
@@ -181,7 +204,7 @@ int train_until_stopped(const TrainOptions& options, const ir::Options& environm
   print_model(config, layout);
   if (initial) say("begins with {} ({} weights)\n", initial->path().string(), initial->default_weights());
   if (resumed) say("resumed: {} at step {}\n", resumed->path().string(), step);
-  if (resumed) print_changes(resumed->config().training.optimizer, config.training.optimizer, step);
+  if (resumed) print_changes(resumed->config(), config, step);
   if (options.dry_run) {
     describe_run(config, layout, images, size, std::move(graph), environment, backend);
     return 0;

@@ -127,14 +127,19 @@ CLI::Option* add_text(CLI::App& app, const std::string& flag, std::optional<std:
 }
 
 CLI::Option* add_path(CLI::App& app, const std::string& flag, std::string& to, const std::string& help) {
-  return finish(app.add_option_function<std::string>(
-                    flag,
-                    [=, &to](const std::string& text) {
-                      if (text.empty()) bad_value(flag, text, "is empty", "give a path");
-                      to = text;
-                    },
-                    help),
-                "PATH", {});
+  // Of two paths the first would be forgotten, which nobody means.
+  return app
+      .add_option_function<std::vector<std::string>>(
+          flag,
+          [=, &to](const std::vector<std::string>& given) {
+            if (given.size() > 1) bad_value(flag, given[1], "is a second path", "give the flag once");
+            if (given[0].empty()) bad_value(flag, given[0], "is empty", "give a path");
+            to = given[0];
+          },
+          help)
+      ->type_name("PATH")
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
 }
 
 void missing_flag(std::string_view command, std::string_view flag, std::string_view example) {

@@ -82,6 +82,7 @@ class Reader {
   toml::table parse() const {
     std::error_code ignored;
     if (!fs::exists(path_, ignored)) wrong(fmt::format("the configuration '{}' does not exist", path_.string()));
+    if (!fs::is_regular_file(path_, ignored)) wrong(fmt::format("the configuration '{}' is no file", path_.string()));
     std::ifstream stream(path_, std::ios::binary);
     const std::string text(std::istreambuf_iterator<char>(stream), {});
     if (!stream) wrong(fmt::format("the configuration '{}' cannot be read", path_.string()));

@@ -159,6 +159,11 @@ void settle_schedule_end(OptimizerConfig& optimizer, const TrainOptions& options
     }
     optimizer.total_steps = *options.steps;
   }
+  if (optimizer.warmup >= optimizer.total_steps) {
+    wrong_usage(fmt::format("a warm-up of {} steps, and the cosine learning rate reaches 0 at step {}",
+                            optimizer.warmup, optimizer.total_steps),
+                fmt::format("use --warmup {} or less, or more steps", optimizer.total_steps / 2));
+  }
   if (options.steps && *options.steps > optimizer.total_steps) {
     wrong_usage(fmt::format("--steps {}, but the cosine learning rate reaches 0 at step {}", *options.steps,
                             optimizer.total_steps),
@@ -318,6 +323,12 @@ void check_second_image(const UNetConfig& unet, const TrainOptions& options) {
   low_res_shape(unet);
 }
 
+/// Throws the Error again, naming the file where there is one.
+[[noreturn]] void say_in_which_file(const TrainOptions& options, const Error& error) {
+  if (!options.config) throw error;
+  wrong_usage(fmt::format("--config '{}': {}", options.config->string(), error.what()), error.remedy());
+}
+
 /// Preset or checkpoint, then the file, then the flags.
 RunConfig merge(const TrainOptions& options, const Checkpoint* resumed, const TrainedModel* initial = nullptr) {
   const fs::path path = options.config.value_or(fs::path());
@@ -351,8 +362,7 @@ RunConfig merge(const TrainOptions& options, const Checkpoint* resumed, const Tr
     check_second_image(config.unet, options);
     check(config.diffusion);
   } catch (const Error& error) {
-    if (!options.config) throw;
-    wrong_usage(fmt::format("--config '{}': {}", path.string(), error.what()), error.remedy());
+    say_in_which_file(options, error);
   }
   return config;
 }
@@ -364,7 +374,11 @@ RunConfig settle_config(const TrainOptions& options, const Checkpoint* resumed, 
   if (options.on_bad_image) config.run.skip_bad_images = *options.on_bad_image == runtime::OnBadImage::skip;
 
   settle_schedule_end(config.training.optimizer, options);
-  check(config.training.optimizer);
+  try {
+    check(config.training.optimizer);
+  } catch (const Error& error) {
+    say_in_which_file(options, error);
+  }
   if (options.class_from_folder.value_or(false) && options.classes == 0) {
     wrong_usage("--class-from-folder gives labels, and --classes 0 says that the model takes none",
                 "leave one of them out");

@@ -201,6 +201,14 @@ Choice choose_images(const fs::path& folder) {
                 "check its permissions", ExitCode::wrong_usage);
   }
   if (empty) throw Error(fmt::format("the folder '{}' is empty", folder.string()), kIdxRemedy, ExitCode::wrong_usage);
+  if (const auto images = std::ranges::count_if(files, has_image_name); images > 0) {
+    const auto idx =
+        std::ranges::find_if(files, [](const fs::path& f) { return !has_image_name(f) && holds_images(f); });
+    throw Error(fmt::format("the folder '{}' holds IDX data and {} image file{}: it is one data set or the other",
+                            folder.string(), images, images == 1 ? "" : "s"),
+                fmt::format("give the path of '{}', or move it to another folder", idx->filename().string()),
+                ExitCode::wrong_usage);
+  }
   // Sorting also puts a plain file before its ".gz" twin.
   std::sort(files.begin(), files.end());
 

@@ -53,8 +53,11 @@ TEST_F(BadData, FewerImagesThanABatch) {
 TEST_F(BadData, AnotherSizeThanTheModels) {
   write_idx(folder_ / "large-idx3-ubyte", 10, 28, 28);
   refused(folder_ / "large-idx3-ubyte", 2, {"8x8x1", "28x28x1", "--image-size 28", "--model mnist-small"});
-  write_idx(folder_ / "odd-idx3-ubyte", 10, 8, 9);
-  refused(folder_ / "odd-idx3-ubyte", 2, {"8x8x1", "8x9x1", "--image-size 8 to", "--image-size 8x9 for"});
+  write_idx(folder_ / "wide-idx3-ubyte", 10, 8, 12);
+  refused(folder_ / "wide-idx3-ubyte", 2, {"8x8x1", "8x12x1", "--image-size 8 to", "--image-size 8x12 for"});
+  write_idx(folder_ / "odd-idx3-ubyte", 10, 8, 9);  // Which the levels do not halve.
+  refused(folder_ / "odd-idx3-ubyte", 2,
+          {"8x8x1", "8x9x1", "--image-size 8 to bring the images to the model's size\n"});
 }
 
 struct BadCheckpoint {
