@@ -1,0 +1,177 @@
+#include "passes/rematerialize.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ir/op.h"
+#include "passes/fusion/cost.h"
+#include "passes/fusion/traits.h"
+#include "passes/in_place.h"
+#include "passes/late_copies.h"
+#include "passes/lifetimes.h"
+#include "passes/memory_plan.h"
+
+namespace difuse::passes {
+namespace {
+
+using ir::Graph;
+using ir::Node;
+using ir::Op;
+using ir::Shape;
+using ir::Value;
+
+const Graph& body_of(const Node& fusion) { return *fusion.as<ir::FusionAttrs>().body; }
+
+/// What a fused loop runs over; empty where the node is none.
+Shape loop_shape(const Graph& graph, const Node& node) {
+  if (node.op != Op::fusion || !is_loop(graph, node)) return {};
+  const Graph& body = body_of(node);
+  for (int id = 0; id < body.size(); ++id) {
+    if (is_whole(body.node(id))) return {};
+  }
+  return iteration_shape(body);
+}
+
+struct Candidate {
+  LateCopy copy;
+  int from = 0, to = 0;  ///< At the nodes between these two the value need not be kept.
+  int64_t bytes = 0;     ///< That are kept less.
+
+  bool spares(int node) const { return from < node && node < to; }
+};
+
+class Finder {
+ public:
+  explicit Finder(const Graph& graph, const Lifetimes& lifetimes)
+      : graph_(graph), lifetimes_(lifetimes), nothing_else_(graph) {
+    for (int id = 0; id < graph.size(); ++id) shapes_.push_back(loop_shape(graph, graph.node(id)));
+  }
+
+  std::vector<Candidate> find() const {
+    std::vector<Candidate> found;
+    for (int id = 0; id < graph_.size(); ++id) {
+      if (graph_.node(id).op != Op::fusion) continue;
+      for (int r = 0; r < static_cast<int>(graph_.node(id).types.size()); ++r) {
+        auto candidate = across_longest_gap({id, r});
+        if (candidate && choose_host(*candidate)) found.push_back(std::move(*candidate));
+      }
+    }
+    return found;
+  }
+
+ private:
+  /// The readers fall in two where most nodes lie between them.
+  std::optional<Candidate> across_longest_gap(Value v) const {
+    const std::vector<int>& readers = lifetimes_.readers(v);
+    if (readers.size() < 2 || readers.back() == graph_.size()) return std::nullopt;
+    Candidate candidate{.copy = {.value = v}, .to = lifetimes_.last_read(v)};
+    int longest = 0, until = 0;
+    for (size_t i = 0; i + 1 < readers.size(); ++i) {
+      until = std::max(until, lifetimes_.read_until(readers[i]));
+      if (readers[i + 1] - until <= longest) continue;
+      longest = readers[i + 1] - until;
+      candidate.from = until;
+      candidate.copy.readers.assign(readers.begin() + static_cast<int64_t>(i) + 1, readers.end());
+    }
+    if (longest == 0) return std::nullopt;
+    return candidate;
+  }
+
+  /// The nearest to the first late reader. Whether there is one.
+  bool choose_host(Candidate& candidate) const {
+    LateCopy& copy = candidate.copy;
+    const std::optional<Chain> chain = find_chain(graph_, copy.value);
+    if (!chain || computed(body_of(graph_.node(copy.value)), *chain) > kMostRecomputedNodes) return false;
+    const Shape& shape = graph_.type(copy.value).shape;
+    const auto distance = [first = copy.readers.front()](int host) { return std::abs(host - first); };
+    std::optional<LateCopy> best;
+    for (int host = candidate.from + 1; host < graph_.size(); ++host) {
+      if (shapes_[static_cast<size_t>(host)] != shape || (best && distance(host) >= distance(best->host))) continue;
+      copy.host = host;
+      if (fits(copy, *chain) && nothing_else_.is_possible(copy)) best = copy;
+    }
+    if (!best) return false;
+    copy = std::move(*best);
+    candidate.to = std::min(candidate.to, copy.host);
+    candidate.bytes = graph_.type(copy.value).bytes();
+    for (const Value v : copy.operands) candidate.bytes -= graph_.type(v).bytes();
+    return candidate.bytes > 0;
+  }
+
+  static int64_t computed(const Graph& body, const Chain& chain) {
+    return std::ranges::count_if(chain.nodes, [&](int id) { return !is_free(body, body.node(id)); });
+  }
+
+  /// Whether the host reads what the value is made of, or may read it. Fills copy.operands.
+  bool fits(LateCopy& copy, const Chain& chain) const {
+    constexpr int64_t kLeastRepeats = 16;
+    const Node& host = graph_.node(copy.host);
+    copy.operands.clear();
+    for (const auto& [inner, outer] : chain.sources) {
+      if (std::ranges::find(host.operands, outer) != host.operands.end()) continue;
+      if (graph_.type(outer).elements() * kLeastRepeats > graph_.type(copy.value).elements()) return false;
+      copy.operands.push_back(outer);
+    }
+    return body_of(host).size() + std::ssize(chain.nodes) <= kMostBodyNodes &&
+           std::ssize(host.operands) + std::ssize(copy.operands) <= kMostOperands;
+  }
+
+  const Graph& graph_;
+  const Lifetimes& lifetimes_;
+  const LateCopies nothing_else_;
+  std::vector<Shape> shapes_;  // by node: what its loop runs over
+};
+
+/// The candidates that are worth it, in the order of the decisions: those before the peak stops going down.
+std::vector<Candidate> lower_peak(const Graph& graph) {
+  const Lifetimes lifetimes(graph);
+  std::vector<Candidate> left = Finder(graph, lifetimes).find(), taken;
+  std::vector<int64_t> live = lifetimes.live_bytes();
+  LateCopies copies(graph);
+  size_t useful = 0;
+  for (int64_t least = *std::ranges::max_element(live);;) {
+    const auto peak = static_cast<int>(std::ranges::max_element(live) - live.begin());
+    if (live[static_cast<size_t>(peak)] < least) {
+      least = live[static_cast<size_t>(peak)];
+      useful = taken.size();
+    }
+    const auto spared = [peak](const Candidate& c) { return c.spares(peak) ? c.bytes : 0; };
+    const auto best = std::ranges::max_element(left, {}, spared);
+    if (best == left.end() || !best->spares(peak)) break;
+    const Candidate candidate = std::move(*best);
+    left.erase(best);
+    if (!copies.is_possible(candidate.copy)) continue;  // Beside those that were taken.
+    copies.add(candidate.copy);
+    for (int t = candidate.from + 1; t < candidate.to; ++t) live[static_cast<size_t>(t)] -= candidate.bytes;
+    taken.push_back(candidate);
+  }
+  taken.resize(useful);
+  return taken;
+}
+
+}  // namespace
+
+PassResult rematerialize(const Graph& graph, PassContext& context, FusionReport* report) {
+  if (context.device.kind != ir::DeviceSpec::Kind::cuda || graph.size() == 0) return {graph, false};
+  LateCopies copies(graph);
+  std::vector<std::string> lines;
+  for (const auto& [copy, from, to, bytes] : lower_peak(graph)) {
+    if (!context.fuel.spend()) break;
+    copies.add(copy);
+    lines.push_back(fmt::format("computed %{}.{} again in the fusion of %{}, of the fused graph: {} bytes less",
+                                copy.value.node, copy.value.result, copy.host, bytes));
+  }
+  if (lines.empty()) return {graph, false};
+  Graph result = copies.emit();
+  if (plan_memory(result).arena_bytes >= plan_memory(graph).arena_bytes) return {graph, false};
+  if (report) report->lines.insert(report->lines.end(), lines.begin(), lines.end());
+  return {std::move(result), true};
+}
+
+}  // namespace difuse::passes
