@@ -1,7 +1,7 @@
 #include "models/checkpoint.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
+#include <zlib.h>
 
 #include <algorithm>
 #include <cmath>
@@ -30,6 +30,7 @@ constexpr const char* kFolderName = "checkpoints";
 constexpr std::string_view kStepPrefix = "step_";
 constexpr std::string_view kTemporary = ".tmp.";  // AtomicFile's: then the process.
 constexpr const char* kCursor = "loader.position";
+constexpr const char* kChecksum = "difuse.crc32";
 constexpr const char* kWrongFile = "give a checkpoint as 'difuse train' wrote it";
 
 bool is_packed(const ir::Type& type, const ParameterLayout& layout) {
@@ -89,6 +90,32 @@ std::vector<std::pair<int64_t, fs::path>> numbered_files(const fs::path& folder)
   }
   std::sort(files.begin(), files.end());
   return files;
+}
+
+/// What to do about a broken checkpoint: use the newest of its run's other numbered ones, if there is one.
+std::string remedy_for(const fs::path& broken, std::string otherwise) {
+  const fs::path folder = broken.parent_path();
+  auto files = numbered_files(folder.filename() == kFolderName ? folder.parent_path() : folder);
+  std::error_code ignored;  // Two names of one file are broken together.
+  std::erase_if(files, [&](const auto& file) { return fs::equivalent(file.second, broken, ignored); });
+  if (files.empty()) return otherwise;
+  return fmt::format("use the newest of the numbered checkpoints instead: '{}'", files.back().second.string());
+}
+
+[[noreturn]] void damaged(const fs::path& path, std::string_view what) {
+  throw Error(fmt::format("'{}' is damaged: {}", path.string(), what),
+              remedy_for(path, "copy the file again from where it came, or use another checkpoint"));
+}
+
+/// Of the tensors' bytes, one after the other.
+template <class Tensors, class BytesOf>
+std::string checksum(const Tensors& tensors, const BytesOf& bytes_of) {
+  uLong sum = 0;
+  for (const auto& tensor : tensors) {
+    const std::span<const std::byte> bytes = bytes_of(tensor);
+    if (!bytes.empty()) sum = ::crc32_z(sum, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size());
+  }
+  return fmt::format("{:08x}", sum);
 }
 
 json metadata_json(const runtime::SafetensorsReader& reader, const std::string& key) {
@@ -174,29 +201,25 @@ void save_checkpoint(const fs::path& path, const RunConfig& config, const Parame
       tensors.push_back({part_name(name, spec.name), TensorDType::f32, spec.shape, part});
     }
   }
-  runtime::write_safetensors(path, metadata_of(config), tensors);
+  runtime::TensorMetadata metadata = metadata_of(config);
+  metadata[kChecksum] = checksum(tensors, [](const TensorEntry& tensor) { return tensor.bytes; });
+  runtime::write_safetensors(path, metadata, tensors);
 }
 
 void save_run(const fs::path& folder, const RunConfig& config, const ParameterLayout& layout, const StateValues& states,
               runtime::Cursor cursor, int64_t step, int64_t keep_last) {
   const fs::path latest = folder / kFileName;
+  std::error_code error;
+  // What is behind a link is replaced: a numbered file has to stay what its name says.
+  if (fs::is_symlink(latest, error) && step_of(fs::read_symlink(latest, error))) fs::remove(latest, error);
   save_checkpoint(latest, config, layout, states, cursor);
   if (keep_last <= 0) return;
 
+  // Not a link to the latest: whoever copies another checkpoint over that one writes into the file itself.
   const fs::path numbered = numbered_file(folder, step);
-  std::error_code error;
   fs::create_directories(numbered.parent_path(), error);
   if (error) throw runtime::write_error(numbered, error.value());
-  // The link gets its name by a rename, so that a numbered file of an earlier run is replaced whole.
-  const fs::path link = fmt::format("{}{}{}", numbered.string(), kTemporary, ::getpid());
-  fs::remove(link, error);
-  fs::create_hard_link(latest, link, error);
-  if (!error) {
-    fs::rename(link, numbered, error);
-    std::error_code ignored;
-    fs::remove(link, ignored);  // A rename of two names of one file leaves both.
-  }
-  if (error) save_checkpoint(numbered, config, layout, states, cursor);
+  save_checkpoint(numbered, config, layout, states, cursor);
 
   auto files = numbered_files(folder);
   std::erase_if(files, [step](const auto& file) { return file.first > step; });
@@ -207,10 +230,11 @@ void save_run(const fs::path& folder, const RunConfig& config, const ParameterLa
 }
 
 int64_t checkpoints_to_come(const fs::path& folder, int64_t saves, int64_t keep_last) {
-  // The latest one and the newest numbered one are one file.
-  const int64_t kept = std::max<int64_t>(1, keep_last), numbered = std::ssize(numbered_files(folder));
-  const int64_t there = std::clamp<int64_t>(numbered, holds_checkpoint(folder) ? 1 : 0, kept);
-  return std::min(saves, kept + 1 - there);
+  std::error_code ignored;
+  const int64_t latest = fs::exists(folder / kFileName, ignored) ? 0 : 1;  // To come.
+  if (keep_last <= 0) return std::min(saves, latest + 1);
+  const int64_t numbered = std::max<int64_t>(0, keep_last - std::ssize(numbered_files(folder)));
+  return latest + std::min(saves - 1, numbered) + 1;
 }
 
 void remove_leftovers(const fs::path& folder) {
@@ -253,7 +277,16 @@ fs::path find_checkpoint(const fs::path& path, std::string_view flag) {
   return files.back().second;
 }
 
-Checkpoint::Checkpoint(const fs::path& path) : reader_(path) {
+runtime::SafetensorsReader open_checkpoint_file(const fs::path& path) {
+  try {
+    return runtime::SafetensorsReader(path);
+  } catch (const Error& error) {
+    if (error.exit_code() == ExitCode::wrong_usage) throw;  // There is no file to read.
+    throw Error(error.what(), remedy_for(path, error.remedy()), error.exit_code());
+  }
+}
+
+Checkpoint::Checkpoint(const fs::path& path) : reader_(open_checkpoint_file(path)) {
   const auto format = reader_.metadata().find("difuse.format");
   if (format == reader_.metadata().end()) {
     throw Error(fmt::format("'{}' is not a checkpoint of difuse: its metadata has no 'difuse.format'", path.string()),
@@ -277,6 +310,19 @@ Checkpoint::Checkpoint(const fs::path& path) : reader_(path) {
   }
   find("step", TensorDType::i32, {});
   find(kCursor, TensorDType::u64, {});
+  check_integrity();
+}
+
+void Checkpoint::check_integrity() const {
+  const auto written = reader_.metadata().find(kChecksum);
+  if (written != reader_.metadata().end() &&
+      written->second != checksum(reader_.tensors(), [this](const auto& tensor) { return reader_.bytes(tensor); })) {
+    damaged(path(), "its tensors are not those that were written, by their checksum");
+  }
+  if (step() < 0) damaged(path(), fmt::format("its step is {}", step()));
+  // The data's order hangs on the pass over them as a number of 32 bits.
+  const uint64_t position = cursor().position, images = static_cast<uint64_t>(std::max<int64_t>(1, config_.run.images));
+  if (position / images > UINT32_MAX) damaged(path(), fmt::format("its place in the data is sample {}", position));
 }
 
 int64_t Checkpoint::step() const { return read_scalar<int32_t>(reader_, "step"); }

@@ -2,15 +2,17 @@
 //
 // A run's folder holds
 //   checkpoint.safetensors                  the latest state
-//   checkpoints/step_00001000.safetensors   with --keep-last K, the K newest, `checkpoint.safetensors` among them
-// Each is complete in itself: renaming or moving one changes nothing. The numbered files are hard links where the file
-// system has them, so the newest costs no space of its own.
+//   checkpoints/step_00001000.safetensors   with --keep-last K, the K newest, that of `checkpoint.safetensors` among
+//   them
+// Each is a file of its own and complete in itself: renaming, moving or overwriting one changes no other.
 //
 // Tensors: every state of the training graph but those of a step under way (is_within_step), which are zero between
 // steps. A state that is a flat vector of parameters is stored parameter by parameter, without the gaps between slices:
 // "params/<name>", "adam_m/<name>", "adam_v/<name>", "ema/<name>"; the others under their own names ("step" i32 [],
 // "seed" u32 [2]). "loader.position" u64 [] is the place in the sequence of training images. Metadata: "difuse.format"
-// (the version of all this), and JSON texts "difuse.run", "difuse.model", "difuse.diffusion", "difuse.training".
+// (the version of all this), "difuse.crc32" (zlib's, of all tensors' bytes in the order of the file, 8 hexadecimal
+// digits; files of before there was one are read without) and JSON texts "difuse.run", "difuse.model",
+// "difuse.diffusion", "difuse.training".
 #pragma once
 
 #include <cstddef>
@@ -100,11 +102,17 @@ std::filesystem::path find_checkpoint(const std::filesystem::path& path, std::st
 /// Whether the folder holds a checkpoint of an earlier run.
 bool holds_checkpoint(const std::filesystem::path& folder);
 
-/// An open checkpoint. Its header and configuration are checked by the constructor, tensors when they are read.
+/// SafetensorsReader of a file that may be a checkpoint. The remedy of an Error of a broken one is the newest of the
+/// other numbered checkpoints of its run, where there is one.
+runtime::SafetensorsReader open_checkpoint_file(const std::filesystem::path& path);
+
+/// An open checkpoint. Header, configuration and checksum are checked by the constructor, which reads the whole file;
+/// names, shapes and values of tensors when they are read.
 class Checkpoint {
  public:
-  /// Errors: what SafetensorsReader says; a safetensors file that difuse did not write; another format version; a
-  /// configuration that cannot be read.
+  /// Errors: what open_checkpoint_file() says; a safetensors file that difuse did not write; another format version; a
+  /// configuration that cannot be read; tensors that are not those that were written, a step or a place in the data
+  /// that cannot be, with the remedy of open_checkpoint_file().
   explicit Checkpoint(const std::filesystem::path& path);
 
   const std::filesystem::path& path() const { return reader_.path(); }
@@ -123,6 +131,7 @@ class Checkpoint {
  private:
   std::vector<std::byte> packed(std::string_view set, const ParameterLayout& layout) const;
   const runtime::TensorInfo& find(const std::string& name, runtime::TensorDType dtype, const ir::Shape& shape) const;
+  void check_integrity() const;
 
   runtime::SafetensorsReader reader_;
   RunConfig config_;

@@ -164,6 +164,7 @@ int train_until_stopped(const TrainOptions& given, const ir::Options& environmen
   std::optional<OutputFolder> folder;
   std::optional<RunLock> lock;  // Given up before the folder is.
   std::error_code ignored;
+  if (!options.out.empty()) require_outside_data(options.out, options.data);
   if (!options.dry_run && fs::is_directory(options.out, ignored)) lock.emplace(options.out);
   const std::unique_ptr<Checkpoint> resumed = open_resumed(options);
   const std::unique_ptr<TrainedModel> initial = open_initial(options);
@@ -204,6 +205,9 @@ int train_until_stopped(const TrainOptions& given, const ir::Options& environmen
   print_model(config, layout);
   if (initial) say("begins with {} ({} weights)\n", initial->path().string(), initial->default_weights());
   if (resumed) say("resumed: {} at step {}\n", resumed->path().string(), step);
+  if (resumed && options.steps && *options.steps <= step) {
+    say("the run already has {} steps: there is nothing to train up to {}\n", step, *options.steps);
+  }
   if (resumed) print_changes(resumed->config(), config, step);
   if (options.dry_run) {
     describe_run(config, layout, images, size, std::move(graph), environment, backend);
@@ -226,6 +230,7 @@ int train_until_stopped(const TrainOptions& given, const ir::Options& environmen
   }
   const runtime::Cursor cursor = resumed ? resumed->cursor() : runtime::Cursor{};
   remove_leftovers(options.out);
+  if (!resumed) set_earlier_files_aside(options.out);
   Trainer trainer(options, environment, backend, std::move(config), std::move(layout), std::move(images), cursor, step,
                   std::move(executor));
   folder->keep();

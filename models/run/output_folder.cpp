@@ -10,6 +10,7 @@
 #include <system_error>
 
 #include "ir/error.h"
+#include "models/run/console.h"
 #include "models/run/units.h"
 #include "runtime/atomic_file.h"
 
@@ -25,6 +26,38 @@ namespace {
 }
 
 }  // namespace
+
+bool is_within(const fs::path& path, const fs::path& folder) {
+  std::error_code error;
+  const auto real = [&error](const fs::path& of) { return fs::weakly_canonical(fs::absolute(of, error), error); };
+  const fs::path relative = real(path).lexically_relative(real(folder));
+  return !relative.empty() && *relative.begin() != "..";
+}
+
+void require_outside_data(const fs::path& out, const fs::path& data) {
+  std::error_code ignored;
+  if (!fs::is_directory(data, ignored) || !is_within(out, data)) return;
+  throw Error(fmt::format("--out '{}' is in the folder of --data '{}': the run's own samples would become images to "
+                          "train on",
+                          out.string(), data.string()),
+              "choose a folder outside of the data for --out", ExitCode::wrong_usage);
+}
+
+void set_earlier_files_aside(const fs::path& folder) {
+  for (const char* name : {"metrics.jsonl", "samples"}) {
+    const fs::path file = folder / name;
+    std::error_code error;
+    const bool there = name == std::string_view("samples") ? fs::is_directory(file, error) : fs::exists(file, error);
+    if (!there || fs::is_empty(file, error)) continue;
+    fs::path aside = file;
+    for (int number = 1; fs::exists(fs::symlink_status(aside, error)); ++number) {
+      aside = folder / fmt::format("{}.{}", name, number);
+    }
+    fs::rename(file, aside, error);
+    if (error) throw runtime::write_error(aside, error.value());
+    say("'{}' of an earlier run is kept as '{}'\n", file.string(), aside.string());
+  }
+}
 
 OutputFolder::OutputFolder(fs::path path) : path_(std::move(path)) {
   std::error_code error;

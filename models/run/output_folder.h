@@ -7,6 +7,16 @@
 
 namespace difuse::models {
 
+/// Whether `path` is `folder` or lies below it, links followed. Neither has to exist.
+bool is_within(const std::filesystem::path& path, const std::filesystem::path& folder);
+
+/// Error (wrong_usage) when a run in `out` would write its pictures among the images of the folder `data`.
+void require_outside_data(const std::filesystem::path& out, const std::filesystem::path& data);
+
+/// Gives what an earlier run left where a new one writes, its metrics and its folder of samples, a name that is free,
+/// and says so. Error when that fails.
+void set_earlier_files_aside(const std::filesystem::path& folder);
+
 /// Makes sure that `path` is a folder that can be written. Folders that had to be made are removed again, as far as
 /// they are empty, unless keep() says that the run has begun.
 class OutputFolder {

@@ -15,6 +15,7 @@
 #include "models/config/training_table.h"
 #include "models/low_res.h"
 #include "models/presets.h"
+#include "models/run/output_folder.h"
 
 namespace difuse::models {
 
@@ -398,9 +399,10 @@ void require_own_folder(const fs::path& out, const fs::path* resumed) {
     wrong_usage(fmt::format("--out '{}' holds the checkpoint of an earlier run", out.string()),
                 "add --resume to go on with it, or choose another folder");
   }
+  // The file may be a link to elsewhere, or a link from elsewhere into the folder.
   std::error_code error;
-  const fs::path inside = fs::weakly_canonical(*resumed, error).lexically_relative(fs::weakly_canonical(out, error));
-  if (inside.empty() || *inside.begin() == "..") {
+  const fs::path file = fs::absolute(*resumed, error);
+  if (!is_within(file.parent_path(), out) && !is_within(file, out)) {
     wrong_usage(fmt::format("--out '{}' holds the checkpoint of another run than --resume '{}'", out.string(),
                             resumed->string()),
                 "choose another folder for --out");

@@ -63,8 +63,7 @@ ir::Shape part_shape(const ir::Shape& shape, size_t count) {
 
 bool is_difuse_checkpoint(const fs::path& path) {
   if (kind_of_file(path) != FileKind::other) return false;
-  const runtime::SafetensorsReader reader(path);
-  return reader.metadata().contains("difuse.format");
+  return open_checkpoint_file(path).metadata().contains("difuse.format");
 }
 
 TrainedModel TrainedModel::open(const fs::path& path, std::string_view flag, const WeightsOptions& options) {

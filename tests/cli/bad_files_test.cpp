@@ -97,6 +97,13 @@ INSTANTIATE_TEST_SUITE_P(
         BadCheckpoint{"Empty", [](const std::string&) { return std::string(); }, "is empty"},
         BadCheckpoint{"Truncated", [](const std::string& good) { return good.substr(0, good.size() / 2); },
                       "truncated"},
+        BadCheckpoint{"FlippedBit",
+                      [](const std::string& good) {
+                        std::string changed = good;
+                        changed[changed.size() / 2] ^= 4;
+                        return changed;
+                      },
+                      "is damaged"},
         BadCheckpoint{"LfsPointer",
                       [](const std::string&) {
                         return std::string("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n");
@@ -162,6 +169,21 @@ TEST_F(BadOutput, BelowAFile) {
                  {"--out", (folder_ / "file").string(), "a file, not a folder"});
   expect_refused(difuse(train_words(data(), folder_ / "file", {"--steps", "2"})), 2, {"--out", "a file, not a folder"});
   EXPECT_EQ(folder_.entries(), 2u);
+}
+
+TEST_F(BadOutput, AmongTheData) {
+  const fs::path images = folder_ / "images";
+  write_images(images, 10);
+  fs::create_directory_symlink(images, folder_ / "link");
+  const size_t before = folder_.entries();
+  for (const fs::path& out : {images, images / "runs" / "a", folder_ / "link" / "a", images / "no" / ".." / "a"}) {
+    expect_refused(difuse(train_words(images, out, {"--steps", "2"})), 2,
+                   {"--out '" + out.string(), "--data '" + images.string(), "outside"});
+  }
+  EXPECT_EQ(folder_.entries(), before);
+  EXPECT_EQ(difuse(train_words(images, folder_ / "images2", {"--steps", "2", "--data-cache", (folder_ / "c").string()}))
+                .exit_code,
+            0);
 }
 
 TEST_F(BadOutput, WhereNothingCanBeWritten) {

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <set>
 #include <sstream>
 #include <thread>
 
@@ -277,6 +278,45 @@ TEST_F(Train, TwoRunsDoNotShareAFolder) {
   first.send(SIGHUP);
   EXPECT_EQ(first.wait().exit_code, 129);
   EXPECT_FALSE(fs::exists(run("a") / ".lock"));
+}
+
+TEST_F(Train, SaysThatNoStepIsLeft) {
+  const std::string bytes = train("a", {"--steps", "3"});
+  for (const char* steps : {"2", "3"}) {
+    EXPECT_TRUE(train("a", {"--steps", steps, "--resume"}) == bytes);
+    EXPECT_CONTAINS(last_.out,
+                    fmt::format("\nthe run already has 3 steps: --steps {} nothing to train up to\n", steps));
+  }
+  train("a", {"--steps", "4", "--resume"});
+  EXPECT_FALSE(contains(last_.out, "already has")) << last_.out;
+}
+
+TEST_F(Train, GoesOnFromALinkedCheckpoint) {
+  const std::string whole = train("whole", {"--steps", "4"});
+  train("a", {"--steps", "2"});
+  fs::rename(checkpoint(run("a")), folder_ / "elsewhere");
+  fs::create_symlink(folder_ / "elsewhere", checkpoint(run("a")));
+  train("a", {"--steps", "3", "--resume"});
+  // A link from outside into the folder is the same run, too.
+  fs::remove(checkpoint(run("a")));
+  fs::rename(folder_ / "elsewhere", checkpoint(run("a")));
+  fs::create_symlink(checkpoint(run("a")), folder_ / "link");
+  EXPECT_TRUE(train("a", {"--steps", "4", "--resume=" + (folder_ / "link").string()}) == whole);
+}
+
+TEST_F(Train, ANewRunKeepsWhatIsLeftOfTheOneBefore) {
+  for (const char* seed : {"1", "2", "3"}) {
+    train("a", {"--steps", "2", "--sample-every", "2", "--seed", seed});
+    fs::remove(checkpoint(run("a")));
+  }
+  EXPECT_CONTAINS(last_.out, (run("a") / "metrics.jsonl.2").string());
+  std::set<std::string> metrics, grids;
+  for (const char* number : {"", ".1", ".2"}) {
+    metrics.insert(read_file(run("a") / fmt::format("metrics.jsonl{}", number)));
+    grids.insert(read_file(run("a") / fmt::format("samples{}", number) / "step_000002.png"));
+  }
+  EXPECT_EQ(metrics.size(), 3u);
+  EXPECT_EQ(grids.size(), 3u);
 }
 
 TEST_F(Train, AFailedGridSavesFirst) {

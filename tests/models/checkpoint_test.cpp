@@ -57,7 +57,7 @@ class CheckpointTest : public ::testing::Test {
     return error_of([&] { Checkpoint(path).states(graph_, layout_); });
   }
 
-  /// A copy of a good file with other tensors or metadata.
+  /// A copy of a good file with other tensors or metadata, without a checksum.
   fs::path rewritten(const std::function<void(std::vector<runtime::TensorEntry>&, runtime::TensorMetadata&)>& change) {
     const runtime::SafetensorsReader good(save());
     std::vector<runtime::TensorEntry> tensors;
@@ -65,6 +65,7 @@ class CheckpointTest : public ::testing::Test {
       tensors.push_back({tensor.name, tensor.dtype, tensor.shape, good.bytes(tensor)});
     }
     runtime::TensorMetadata metadata = good.metadata();
+    EXPECT_EQ(metadata.erase("difuse.crc32"), 1u);
     change(tensors, metadata);
     runtime::write_safetensors(folder_ / "b.safetensors", metadata, tensors);
     return folder_ / "b.safetensors";
@@ -87,9 +88,10 @@ TEST_F(CheckpointTest, CountsTheFilesThatARunAdds) {
   };
   EXPECT_EQ(to_come(1, 0), 1);
   EXPECT_EQ(to_come(9, 0), 2);  // The new one beside the old one.
-  EXPECT_EQ(to_come(9, 1), 2);
-  EXPECT_EQ(to_come(9, 3), 4);
-  EXPECT_EQ(to_come(3, 3), 3);
+  EXPECT_EQ(to_come(1, 1), 2);
+  EXPECT_EQ(to_come(9, 1), 3);
+  EXPECT_EQ(to_come(9, 3), 5);
+  EXPECT_EQ(to_come(3, 3), 4);
 
   for (int64_t step = 1; step <= 2; ++step) save_run(folder_.path(), config_, layout_, states_, {}, step, 3);
   EXPECT_EQ(to_come(9, 0), 1);
@@ -242,6 +244,51 @@ TEST_F(CheckpointTest, MetadataIsChecked) {
   EXPECT_CONTAINS(read_error(rewritten([](auto&, auto& metadata) { metadata["difuse.run"] = "{"; })), "'difuse.run'");
 }
 
+TEST_F(CheckpointTest, AFlippedBitOrAZeroedBlockIsDamage) {
+  const fs::path path = save();
+  const std::string good = read_file(path);
+  const runtime::SafetensorsReader file(path);
+  for (const char* name : {"adam_v/out.2.weight", "loader.position", "params/out.2.weight", "step"}) {
+    std::string changed = good;
+    changed[file.find(name)->offset] ^= 1;
+    test::write_file(folder_ / "b.safetensors", changed);
+    EXPECT_CONTAINS(error_of([&] { Checkpoint(folder_ / "b.safetensors"); }), "b.safetensors' is damaged: ") << name;
+  }
+  std::string changed = good;
+  changed.replace(file.find("ema/out.2.weight")->offset, 1024, 1024, '\0');
+  test::write_file(folder_ / "b.safetensors", changed);
+  EXPECT_CONTAINS(error_of([&] { Checkpoint(folder_ / "b.safetensors"); }), "copy the file again");
+}
+
+TEST_F(CheckpointTest, ABrokenOneNamesTheNewestNumberedOne) {
+  const fs::path latest = folder_ / "checkpoint.safetensors", numbered = folder_ / "checkpoints";
+  for (const int64_t step : {3, 11, 20}) save_run(folder_.path(), config_, layout_, states_, {}, step, 3);
+  const std::string good = read_file(latest), newest = "step_00000020.safetensors'";
+  std::string changed = good;
+  changed.back() ^= 16;
+  for (const std::string& broken : {changed, good.substr(0, good.size() / 2), std::string()}) {
+    test::write_file(latest, broken);
+    EXPECT_CONTAINS(error_of([&] { Checkpoint{latest}; }), newest);
+    // Neither itself nor another name of itself is the remedy.
+    test::write_file(numbered / "step_00000020.safetensors", broken);
+    EXPECT_CONTAINS(error_of([&] { Checkpoint(numbered / "step_00000020.safetensors"); }),
+                    "step_00000011.safetensors'");
+    test::write_file(numbered / "step_00000020.safetensors", good);
+  }
+}
+
+TEST_F(CheckpointTest, AStepOrPlaceThatCannotBeIsDamage) {
+  const auto with = [&](const char* name, const auto& value) {
+    return read_error(
+        rewritten([&](auto& tensors, auto&) { find(tensors, name).bytes = std::as_bytes(std::span(&value, 1)); }));
+  };
+  EXPECT_CONTAINS(with("step", int32_t{-1}), "is damaged: its step is -1");
+  // 40 images, 2^32 passes over them.
+  EXPECT_EQ(with("loader.position", (uint64_t{40} << 32) - 1), "");
+  EXPECT_CONTAINS(with("loader.position", uint64_t{40} << 32),
+                  "is damaged: its place in the data is sample 171798691840");
+}
+
 TEST_F(CheckpointTest, ModelsOfBeforeThereWasAFieldHaveItsDefault) {
   const fs::path file = rewritten([](auto&, auto& metadata) {
     auto model = nlohmann::ordered_json::parse(metadata["difuse.model"]);
@@ -276,6 +323,24 @@ TEST_F(CheckpointTest, KeepsTheLastAndFindsTheLatest) {
   EXPECT_FALSE(fs::exists(run / "checkpoint.safetensors.tmp.123"));
   EXPECT_FALSE(fs::exists(run / "checkpoints" / "step_00000010.safetensors.tmp.7"));
   EXPECT_TRUE(fs::exists(run / "checkpoints" / "step_00000010.safetensors"));
+}
+
+TEST_F(CheckpointTest, WhatIsWrittenOverTheLatestChangesNoNumberedFile) {
+  const fs::path latest = folder_ / "checkpoint.safetensors", numbered = folder_ / "checkpoints";
+  for (int32_t step = 1; step <= 2; ++step) {
+    std::memcpy(states_.at("step").bytes.data(), &step, sizeof step);
+    save_run(folder_.path(), config_, layout_, states_, {}, step, 2);
+  }
+  fs::copy_file(numbered / "step_00000001.safetensors", latest, fs::copy_options::overwrite_existing);
+  test::write_file(latest, read_file(numbered / "step_00000001.safetensors"));  // As cp does: into the file itself.
+  EXPECT_EQ(Checkpoint(numbered / "step_00000002.safetensors").step(), 2);
+
+  // Going back by a link is the same.
+  fs::remove(latest);
+  fs::create_symlink("checkpoints/step_00000001.safetensors", latest);
+  save_run(folder_.path(), config_, layout_, states_, {}, 2, 2);
+  EXPECT_EQ(Checkpoint(numbered / "step_00000001.safetensors").step(), 1);
+  EXPECT_EQ(Checkpoint(latest).step(), 2);
 }
 
 TEST_F(CheckpointTest, AFailedSaveKeepsTheOldFile) {
