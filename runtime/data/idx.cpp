@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <iterator>
 #include <limits>
 #include <optional>
 #include <set>
@@ -184,7 +185,7 @@ std::string list_names(std::span<const fs::path> paths) {
 
 struct Choice {
   fs::path images;
-  std::vector<fs::path> ignored;  ///< Test sets and gzip twins.
+  std::vector<fs::path> ignored;  ///< Test sets, gzip twins and image files.
 };
 
 Choice choose_images(const fs::path& folder) {
@@ -201,14 +202,6 @@ Choice choose_images(const fs::path& folder) {
                 "check its permissions", ExitCode::wrong_usage);
   }
   if (empty) throw Error(fmt::format("the folder '{}' is empty", folder.string()), kIdxRemedy, ExitCode::wrong_usage);
-  if (const auto images = std::ranges::count_if(files, has_image_name); images > 0) {
-    const auto idx =
-        std::ranges::find_if(files, [](const fs::path& f) { return !has_image_name(f) && holds_images(f); });
-    throw Error(fmt::format("the folder '{}' holds IDX data and {} image file{}: it is one data set or the other",
-                            folder.string(), images, images == 1 ? "" : "s"),
-                fmt::format("give the path of '{}', or move it to another folder", idx->filename().string()),
-                ExitCode::wrong_usage);
-  }
   // Sorting also puts a plain file before its ".gz" twin.
   std::sort(files.begin(), files.end());
 
@@ -241,6 +234,7 @@ Choice choose_images(const fs::path& folder) {
     throw Error(fmt::format("the folder '{}' holds {}", folder.string(), what), kIdxRemedy, ExitCode::wrong_usage);
   }
   choice.images = found.front();
+  std::ranges::copy_if(files, std::back_inserter(choice.ignored), has_image_name);
   return choice;
 }
 

@@ -285,7 +285,7 @@ TEST_F(Train, SaysThatNoStepIsLeft) {
   for (const char* steps : {"2", "3"}) {
     EXPECT_TRUE(train("a", {"--steps", steps, "--resume"}) == bytes);
     EXPECT_CONTAINS(last_.out,
-                    fmt::format("\nthe run already has 3 steps: --steps {} nothing to train up to\n", steps));
+                    fmt::format("\nthe run already has 3 steps: there is nothing to train up to {}\n", steps));
   }
   train("a", {"--steps", "4", "--resume"});
   EXPECT_FALSE(contains(last_.out, "already has")) << last_.out;
