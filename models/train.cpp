@@ -145,7 +145,7 @@ std::vector<float> first_parameters(const RunConfig& config, const ParameterLayo
     throw Error(
         fmt::format("--init '{}' is another model than the one asked for: {}", initial->path().string(), error.what()),
         "leave out the flags and keys that change the model, or add --allow-partial to take what fits",
-        ExitCode::wrong_usage);
+        error.exit_code());
   }
   for (const std::string& line : report) say("{}\n", line);
   return parameters;
