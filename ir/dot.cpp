@@ -6,19 +6,12 @@
 #include <map>
 
 #include "ir/op.h"
+#include "ir/text.h"
 
 namespace difuse::ir {
 namespace {
 
-/// A label's text between quotation marks.
-std::string quoted(const std::string& text) {
-  std::string result = "\"";
-  for (char c : text) {
-    if (c == '"' || c == '\\') result += '\\';
-    result += c;
-  }
-  return result + "\"";
-}
+std::string quoted(const std::string& text) { return fmt::format("\"{}\"", escaped(text)); }
 
 class DotWriter {
  public:

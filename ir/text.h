@@ -24,6 +24,9 @@ std::string print_node(const Graph& graph, int id);
 /// "{stride = 1, pad = 1}", empty when the op has no attributes.
 std::string print_attrs(const Attrs& attrs);
 
+/// The text between quotation marks: these, and backslashes, follow a backslash.
+std::string escaped(const std::string& text);
+
 /// Throws Error naming line and column, what was found and what was expected. The result is verified.
 Graph parse(std::string_view text);
 

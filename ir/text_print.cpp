@@ -15,6 +15,15 @@ std::string_view to_string(Hero hero) {
   return kNames[static_cast<size_t>(hero)];
 }
 
+std::string escaped(const std::string& text) {
+  std::string result;
+  for (char c : text) {
+    if (c == '"' || c == '\\') result += '\\';
+    result += c;
+  }
+  return result;
+}
+
 namespace {
 
 std::string indented(const std::string& text) {
@@ -22,15 +31,6 @@ std::string indented(const std::string& text) {
   for (char c : text) {
     result += c;
     if (c == '\n') result += "  ";
-  }
-  return result;
-}
-
-std::string escaped(const std::string& text) {
-  std::string result;
-  for (char c : text) {
-    if (c == '"' || c == '\\') result += '\\';
-    result += c;
   }
   return result;
 }

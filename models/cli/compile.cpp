@@ -90,9 +90,6 @@ void print_sums(const codegen::cuda::CudaPlan& plan) {
 
 int run_compile(const CompileFlags& flags, const CommandContext& context) {
   using Clock = std::chrono::steady_clock;
-  const auto seconds = [](Clock::time_point since) {
-    return std::chrono::duration<double>(Clock::now() - since).count();
-  };
   const Problem problem = load_problem(flags.problem, "compile");
   // The machine's own GPU, with what is known of its tiles, where none is named.
   const auto gpu = flags.arch ? nullptr : runtime::CudaDevice::find();
@@ -118,7 +115,7 @@ int run_compile(const CompileFlags& flags, const CommandContext& context) {
   std::fflush(stdout);
   const auto begin = Clock::now();
   codegen::cuda::CudaPlan plan = runtime::plan_cuda(problem.graph, context.options, device, settings);
-  const double plan_seconds = seconds(begin);
+  const double plan_seconds = seconds_since(begin);
   // Before anything is compiled: a folder that cannot be written is found at once, and what does not compile can be
   // read.
   if (!flags.dump.empty()) runtime::dump_sources(flags.dump, plan);
@@ -138,7 +135,7 @@ int run_compile(const CompileFlags& flags, const CommandContext& context) {
     if (!flags.dump.empty()) say("dumped, without code: {}\n", flags.dump);
     throw;
   }
-  const double compile_seconds = seconds(compile_begin);
+  const double compile_seconds = seconds_since(compile_begin);
   print_kernels(plan, kernels);
   if (flags.report) print_fusions(plan, report);
   print_sums(plan);

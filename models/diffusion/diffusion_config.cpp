@@ -92,15 +92,8 @@ void check(const DiffusionConfig& config) {
   }
 }
 
-void check_model(const DiffusionConfig& config, int64_t num_classes, bool learn_sigma) {
+void check_learned_variance(const DiffusionConfig& config) {
   check(config);
-  if (config.label_dropout > 0 && num_classes < 2) {
-    wrong_usage(fmt::format("label_dropout = {} of a model with {} classes: it needs one for no label and one or more "
-                            "beside it",
-                            config.label_dropout, num_classes),
-                "give the model classes, one more than the data has, or leave label_dropout out");
-  }
-  if (!learn_sigma) return;
   if (config.process == Process::edm) {
     wrong_usage("a learned variance (learn_sigma) in the edm process, which has none",
                 "set learn_sigma to false, or choose the ddpm process");
@@ -109,6 +102,17 @@ void check_model(const DiffusionConfig& config, int64_t num_classes, bool learn_
     wrong_usage("a learned variance with 1 timestep: its only step adds no noise",
                 "choose 2 or more timesteps, or set learn_sigma to false");
   }
+}
+
+void check_model(const DiffusionConfig& config, int64_t num_classes, bool learn_sigma) {
+  check(config);
+  if (config.label_dropout > 0 && num_classes < 2) {
+    wrong_usage(fmt::format("label_dropout = {} of a model with {} classes: it needs one for no label and one or more "
+                            "beside it",
+                            config.label_dropout, num_classes),
+                "give the model classes, one more than the data has, or leave label_dropout out");
+  }
+  if (learn_sigma) check_learned_variance(config);
 }
 
 }  // namespace difuse::models

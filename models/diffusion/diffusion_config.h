@@ -70,6 +70,8 @@ DiffusionConfig with_process(const DiffusionConfig& config, Process process);
 
 /// Throws Error (wrong usage) with a choice that works.
 void check(const DiffusionConfig& config);
+/// The same for a process with a learned variance.
+void check_learned_variance(const DiffusionConfig& config);
 /// The same for a model with so many classes, and with or without a learned variance.
 void check_model(const DiffusionConfig& config, int64_t num_classes, bool learn_sigma);
 

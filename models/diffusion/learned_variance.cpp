@@ -35,9 +35,7 @@ Value negative_log_likelihood(ir::Builder& build, Value x0, Value low, Value hig
 }  // namespace
 
 LearnedVarianceTables learned_variance_tables(const DiffusionConfig& diffusion) {
-  DiffusionConfig unlabelled = diffusion;  // What the classes are is no matter of the variance.
-  unlabelled.label_dropout = 0;
-  check_model(unlabelled, 0, /*learn_sigma=*/true);
+  check_learned_variance(diffusion);
   const std::vector<double> beta = betas(diffusion), bar = alpha_bars(diffusion);
   LearnedVarianceTables tables;
   for (size_t t = 0; t < beta.size(); ++t) {

@@ -7,6 +7,7 @@
 #include <iterator>
 #include <span>
 
+#include "codegen/cuda/source/extents.h"
 #include "codegen/cuda/source/parameters.h"
 #include "codegen/jit/sha256.h"
 #include "ir/error.h"
@@ -53,7 +54,7 @@ Row row_of(std::span<const Argument> arguments) {
   constexpr int64_t kMapAlignment = alignof(TableLine);
   Row row;
   int64_t alignment = 8;
-  const auto aligned = [](int64_t bytes, int64_t to) { return (bytes + to - 1) / to * to; };
+  const auto aligned = [](int64_t bytes, int64_t to) { return ceil_div(bytes, to) * to; };
   for (const Argument& argument : arguments) {
     const bool is_map = argument.kind == Argument::Kind::tensor_map;
     if (is_map) alignment = kMapAlignment;
@@ -130,7 +131,7 @@ int64_t row_bytes(const KernelCall& call) { return row_of(arguments_of(call, 0))
 std::vector<TableLine> table_of(const KernelCall& call, const std::function<uint64_t(const Argument&)>& address,
                                 const std::function<const void*(int64_t)>& map) {
   constexpr auto kLine = static_cast<int64_t>(sizeof(TableLine));
-  std::vector<TableLine> table(static_cast<size_t>((call.table_bytes + kLine - 1) / kLine));
+  std::vector<TableLine> table(static_cast<size_t>(ceil_div(call.table_bytes, kLine)));
   auto* const bytes = reinterpret_cast<std::byte*>(table.data());
   for (int member = 0; member < call.members; ++member) {
     const std::span<const Argument> arguments = arguments_of(call, member);
