@@ -163,14 +163,25 @@ void expect_target_trains(const std::string& name, const runtime::Target& target
 
 TEST_P(TorchOracle, CpuTrains) { expect_target_trains(GetParam(), kThreads); }
 
-// The CUDA kernels of the model with every feature, run by the emulator.
-TEST(EmulatedTorchOracle, RunsEveryFeature) {
-  const GoldenFile golden("everything");
+/// The model's CUDA kernels, run by the emulator.
+void expect_emulator_runs_the_model(const std::string& name, bool fuse) {
+  const GoldenFile golden(name);
   const ir::Graph graph = golden_model_graph(golden);
-  auto plan = runtime::plan_cuda(graph, ir::Options{}, *ir::find_device_spec("h100"), in_f32(/*fuse=*/true));
+  auto plan = runtime::plan_cuda(graph, ir::Options{}, *ir::find_device_spec("h100"), in_f32(fuse));
   Compiled machine(std::make_unique<testing::EmulatedExecutor>(std::move(plan)),
                    golden_model_leaves(graph, ir::Op::state, golden));
   expect_model(machine, graph, golden, kF32Tolerance);
+}
+
+TEST(EmulatedTorchOracle, RunsEveryFeature) { expect_emulator_runs_the_model("everything", /*fuse=*/true); }
+
+class SlowEmulatedTorchOracle : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(SlowEmulatedTorchOracle, RunsTheModel) {
+  for (bool fuse : {true, false}) {
+    SCOPED_TRACE(fuse ? "fused" : "unfused");
+    expect_emulator_runs_the_model(GetParam(), fuse);
+  }
 }
 
 class GpuTorchOracle : public ::testing::TestWithParam<std::string> {};
@@ -186,6 +197,8 @@ TEST_P(GpuTorchOracle, Trains) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Files, TorchOracle, ::testing::ValuesIn(golden_names()),
+                         [](const auto& golden) { return golden.param; });
+INSTANTIATE_TEST_SUITE_P(Files, SlowEmulatedTorchOracle, ::testing::ValuesIn(golden_names()),
                          [](const auto& golden) { return golden.param; });
 INSTANTIATE_TEST_SUITE_P(Files, GpuTorchOracle, ::testing::ValuesIn(golden_names()),
                          [](const auto& golden) { return golden.param; });

@@ -164,32 +164,33 @@ RowCode row_code(const RowLoop& loop, const KernelSpec& spec, const std::vector<
   made.hoisted = hoist(code, body, code.at(coords("0")), loop.shape, loop.begin, loop.end, loop.lanes);
   int next_row = 0;
   const auto add_loop = [&](int at_once) {
+    BodyCode scope = code;  // What one loop defines, the other does not see.
     std::string rows, values;
     for (int u = 0; u < at_once; ++u, ++next_row) {
       rows += fmt::format("const index_t row{} = r{};\n", next_row, u == 0 ? "" : fmt::format(" + {}", u * loop.step));
       rows += fmt::format("[[maybe_unused]] const index_t at{0} = base + row{0}{1};\n", next_row,
                           loop.stride == 1 ? "" : fmt::format(" * {}", loop.stride));
-      Index index = code.at(coords(fmt::format("row{}", next_row)));
+      Index index = scope.at(coords(fmt::format("row{}", next_row)));
       index.linear = {fmt::format("at{}", next_row), run};
       index.has_linear = true;
-      std::string runs, lane = more(code, index), stores;
+      std::string runs, lane = more(scope, index), stores;
       for (const size_t r : stored) {
         const Value v = body.outputs()[r].value;
         const std::string name = fmt::format("run{}_{}", r, next_row);
         runs += fmt::format("Run<{}, {}> {};\n", register_type(body.type(v).dtype), loop.lanes, name);
-        lane += fmt::format("{}[l] = {};\n", name, code.unrounded(v, index));
+        lane += fmt::format("{}[l] = {};\n", name, scope.unrounded(v, index));
         stores += fmt::format("store_run<{}>({} + at{}, {});\n", loop.lanes, Parameters::result(r), next_row, name);
       }
       values += runs + fmt::format("#pragma unroll\nfor (int l = 0; l < {}; ++l) {{\n", loop.lanes);
-      values += indented(code.take_lane_loop() + lane, 2) + "}\n" + stores;
+      values += indented(scope.take_lane_loop() + lane, 2) + "}\n" + stores;
     }
     made.loops += fmt::format("#pragma unroll 1\nfor (; r{} < end; r += {}) {{\n",
                               at_once == 1 ? "" : fmt::format(" + {}", (at_once - 1) * loop.step), at_once * loop.step);
-    made.loops += indented(rows + code.take_before() + values, 2) + "}\n";
+    made.loops += indented(rows + scope.take_before() + values, 2) + "}\n";
+    made.outers.merge(std::set<int>(scope.outers()));
   };
   if (loop.at_once > 1) add_loop(loop.at_once);
   add_loop(1);
-  made.outers = code.outers();
   return made;
 }
 

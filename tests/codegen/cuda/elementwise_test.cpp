@@ -113,6 +113,17 @@ Write joined_images() {
   };
 }
 
+/// A number per image, read through a slice of what repeats it.
+Write sliced_scale() {
+  return [](Builder& b, const Shape& shape) {
+    Shape wide = shape;
+    wide[3] *= 2;
+    const Value scale = b.broadcast(b.input("1", {DType::f32, {shape[0]}}), wide, {0});
+    const Value x = b.cast(b.input("0", {DType::bf16, shape}), DType::f32);
+    add_output(b, b.mul(x, b.slice(scale, 3, 0, shape[3])));
+  };
+}
+
 struct Case {
   const char* name;
   Shape shape;
@@ -144,6 +155,7 @@ std::vector<Case> cases() {
       {"every_broadcast_odd", {3, 17, 5, 7}, every_broadcast()},
       {"joined_images", {2, 8, 8, 64}, joined_images()},
       {"joined_images_odd", {2, 5, 5, 36}, joined_images()},
+      {"sliced_scale", {2, 64, 64, 64}, sliced_scale()},
   };
 }
 

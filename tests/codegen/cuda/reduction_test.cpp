@@ -343,6 +343,18 @@ Write group_gradient() {
   };
 }
 
+/// A number per image, read through a slice of what repeats it.
+Write with_sliced_scale(std::vector<int64_t> axes) {
+  return [=](Builder& b, const ir::Shape& shape) {
+    ir::Shape wide = shape;
+    wide[3] *= 2;
+    const Value scale = b.broadcast(b.input("1", {DType::f32, {shape[0]}}), wide, {0});
+    const Value x = b.cast(b.input("0", {DType::bf16, shape}), DType::f32);
+    Outputs out(b);
+    out.add(b.reduce_sum(b.mul(x, b.slice(scale, 3, 0, shape[3])), axes));
+  };
+}
+
 struct Case {
   const char* name;
   ir::Shape shape;
@@ -389,6 +401,8 @@ std::vector<Case> cases() {
       {"casts", {2, 14, 14, 64}, with_casts({1, 2})},
       {"casts_to_channels", {3, 7, 7, 20}, with_casts({0, 1, 2})},
       {"casts_whole_images", {2, 8, 8, 6}, with_casts({1, 2, 3})},
+      {"sliced_scale", {2, 20, 20, 64}, with_sliced_scale({1, 2})},
+      {"sliced_scale_to_channels", {3, 16, 16, 32}, with_sliced_scale({0, 1, 2})},
       {"softmax", {37, 64}, softmax({1})},
       {"softmax_odd", {5, 3, 7}, softmax({2})},
       {"softmax_long", {3, 1000}, softmax({1})},
