@@ -28,6 +28,7 @@
 #include "models/unet.h"
 #include "models/weights/trained_model.h"
 #include "runtime/compile.h"
+#include "runtime/machine_memory.h"
 
 namespace difuse::models {
 
@@ -70,6 +71,7 @@ struct PlanSize {
   passes::MemoryPlan memory;
   int64_t kernels = 0;
   std::string scratch;
+  int64_t machine_bytes = 0;  ///< Of this machine's own memory; none where a GPU computes.
 };
 
 std::string bytes_text(int64_t count) { return format_bytes(static_cast<uint64_t>(count)); }
@@ -80,14 +82,15 @@ PlanSize size_of_plan(ir::Graph graph, const ir::Options& environment, const Bac
   settings.log = &std::cerr;
   if (backend.target.is_cuda()) {
     codegen::cuda::CudaPlan plan = runtime::plan_cuda(std::move(graph), environment, backend.target.spec(), settings);
-    return {std::move(plan.memory), static_cast<int64_t>(plan.calls.size()), bytes_text(plan.workspace_bytes)};
+    return {std::move(plan.memory), static_cast<int64_t>(plan.calls.size()), bytes_text(plan.workspace_bytes), 0};
   }
   const int threads = backend.target.threads;
   codegen::CpuPlan plan = runtime::plan_cpu(std::move(graph), environment, threads, settings);
-  std::string scratch = fmt::format("{} ({} for each of {} threads, {} shared)",
-                                    bytes_text(plan.scratch_bytes * threads + plan.workspace_bytes),
+  const int64_t scratch_bytes = plan.scratch_bytes * threads + plan.workspace_bytes;
+  std::string scratch = fmt::format("{} ({} for each of {} threads, {} shared)", bytes_text(scratch_bytes),
                                     bytes_text(plan.scratch_bytes), threads, bytes_text(plan.workspace_bytes));
-  return {std::move(plan.memory), static_cast<int64_t>(plan.kernels.size()), std::move(scratch)};
+  const int64_t bytes = plan.memory.arena_bytes + scratch_bytes;
+  return {std::move(plan.memory), static_cast<int64_t>(plan.kernels.size()), std::move(scratch), bytes};
 }
 
 /// What a run would take, from the plan alone.
@@ -107,6 +110,11 @@ void describe_run(const RunConfig& config, const ParameterLayout& layout, const 
       bytes_text(images.image_bytes()));
   say("operations      {:.3f} GFLOP a step in {} kernels, forward and backward (a multiply-add counts as two)\n",
       static_cast<double>(flops) / 1e9, plan.kernels * config.training.accumulate);
+  if (plan.machine_bytes > 0) {
+    const int64_t bytes = plan.machine_bytes + images.count * images.image_bytes(), most = runtime::machine_memory();
+    say("memory          {} in all, of this machine's {}{}\n", bytes_text(bytes), bytes_text(most),
+        bytes > most ? ": it would be refused; use a smaller batch, image size or model" : "");
+  }
   say("dry run: nothing was trained, nothing was written\n");
 }
 

@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "ir/error.h"
+#include "runtime/machine_memory.h"
 
 namespace difuse::runtime {
 namespace {
@@ -47,6 +48,8 @@ CpuExecutor::CpuExecutor(std::unique_ptr<codegen::CpuPlan> plan, int threads)
   if (threads < 1) {
     throw Error(fmt::format("{} threads", threads), "give at least one thread", ExitCode::wrong_usage);
   }
+  const int64_t bytes = plan_->memory.arena_bytes + plan_->workspace_bytes + threads * plan_->scratch_bytes;
+  require_machine_memory(bytes, fmt::format("the graph \"{}\"", plan_->graph.name()));
   try {
     arena_ = allocate(plan_->memory.arena_bytes);
     workspace_ = allocate(plan_->workspace_bytes);
@@ -56,9 +59,7 @@ CpuExecutor::CpuExecutor(std::unique_ptr<codegen::CpuPlan> plan, int threads)
     }
   } catch (const std::bad_alloc&) {
     throw Error(fmt::format("no memory for the graph \"{}\": it needs {:.1f} MiB", plan_->graph.name(),
-                            static_cast<double>(plan_->memory.arena_bytes + plan_->workspace_bytes +
-                                                threads * plan_->scratch_bytes) /
-                                (1 << 20)),
+                            static_cast<double>(bytes) / (1 << 20)),
                 "use a smaller batch or model");
   }
   team_ = std::make_unique<codegen::ThreadTeam>(threads);

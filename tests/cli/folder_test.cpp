@@ -314,7 +314,7 @@ TEST_F(Classes, ADryRunSaysWhatItWouldTakeAndWritesNothing) {
       call(without(train_words(images(), run(), {"--class-from-folder", "--dry-run", "--microbatch", "4"}), "--out"));
   EXPECT_EQ(last_.exit_code, 0) << last_.out << last_.err;
   for (const char* part : {"12 images  cat", "21 images of 8x8x1", "batch 8 (2 x 4), 2 classes", "parameters ",
-                           "state ", "arena ", "GFLOP a step", "nothing was written"}) {
+                           "state ", "arena ", "GFLOP a step", " in all, of this machine's ", "nothing was written"}) {
     EXPECT_CONTAINS(last_.out, part);
   }
   EXPECT_FALSE(contains(last_.out, "\nstep ")) << last_.out;

@@ -8,6 +8,7 @@
 #include "runtime/compile.h"
 #include "tests/support/backend/cpu_run.h"
 #include "tests/support/op_rows.h"
+#include "tests/support/temp_folder.h"
 
 namespace difuse {
 namespace {
@@ -136,6 +137,19 @@ TEST(Executor, RefusesNoThreads) {
   Builder b(graph);
   graph.set_output("y", b.neg(b.input("x", f32_of({3}))));
   EXPECT_THROW(testing::lower(graph, {.threads = 0}), Error);
+}
+
+TEST(Executor, WhatTheMachineHasNoMemoryForIsRefusedBeforeItIsTaken) {
+  Graph graph("large");
+  Builder b(graph);
+  graph.set_output("y", b.neg(b.input("x", f32_of({1 << 15, 1 << 15, 1 << 15}))));
+  try {
+    testing::lower(graph, {.threads = 1});
+    FAIL() << "not refused";
+  } catch (const Error& e) {
+    EXPECT_CONTAINS(e.what(), "the graph \"large\" needs 281475.0 GB of memory, and this machine has ");
+    EXPECT_EQ(e.remedy(), "use a smaller batch, image size or model");
+  }
 }
 
 TEST(Executor, AnIndexOutOfRangeIsAnError) {
