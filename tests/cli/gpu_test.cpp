@@ -109,6 +109,15 @@ TEST_F(Compile, SaysWhatWasFusedAndDrawsIt) {
   EXPECT_CONTAINS(drawing, "n2_2 -> n2_3 [label=\"f32[1000]\"];");
 }
 
+TEST_F(Compile, ShowsAResBlockBeforeAndAfter) {
+  const Words command = {"compile", "--graph", DIFUSE_SOURCE_DIR "/models/example/resblock.ir", "--arch", "sm_90a"};
+  Words unfused = environment();
+  unfused.push_back("DIFUSE_DISABLE=fuse");
+  const Outcome after = difuse(command, environment()), before = difuse(command, unfused);
+  EXPECT_CONTAINS(after.out, "kernels: 9 (7 different)\nbytes moved: 170.6 MB ");
+  EXPECT_CONTAINS(before.out, "kernels: 39 (11 different)\nbytes moved: 1.8 GB ");
+}
+
 TEST_F(Compile, WorksWhateverTheDriver) {
   for (const Words& machine : {Words{"CUDA_VISIBLE_DEVICES="}, fake_driver(), fake_driver({"FAKE_CUDA_VERSION=11080"}),
                                fake_driver({"FAKE_CUDA_DEVICES=0"})}) {
