@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
@@ -15,6 +14,7 @@
 #include "models/config/nearest.h"
 #include "models/low_res.h"
 #include "models/run/console.h"
+#include "models/run/count_progress.h"
 #include "models/run/data.h"
 #include "models/run/schedule_text.h"
 #include "models/sampler.h"
@@ -255,14 +255,14 @@ void sample(const SampleOptions& options, const ir::Options& environment) {
       sampler.steps, options.seed);
   if (!classes.empty()) say("{}\n", class_line(classes, config.run.class_names));
   std::fflush(stdout);
-  const bool terminal = ::isatty(STDOUT_FILENO) == 1;
   Sampler compiled(config.unet, config.diffusion, sampler, environment, backend);
-  const auto drawn =
-      compiled.draw({parameters, options.seed, images, classes, low_res}, [terminal](int64_t done, int64_t of) {
-        if (terminal) say("\rstep {}/{}{}", done, of, done == of ? "\n" : "");
-        if (terminal) std::fflush(stdout);
-        return true;
-      });
+  const auto drawn = [&] {
+    CountProgress progress("drawing", "steps");
+    return compiled.draw({parameters, options.seed, images, classes, low_res}, [&progress](int64_t done, int64_t of) {
+      progress.show(done, of);
+      return true;
+    });
+  }();
   runtime::write_png(options.out, runtime::make_grid(drawn, static_cast<int>(columns), grid_padding(count)));
   say("{}\n", options.out.string());
 }

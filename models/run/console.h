@@ -12,9 +12,8 @@ namespace difuse::models {
 
 /// Writes to standard output or standard error. A reader that has gone away, or a full disk under the console, must not
 /// end a run: what cannot be written is lost, and std::ferror() remembers it for the commands whose product it is.
-inline void write_console(std::FILE* to, std::string_view text) {
-  static_cast<void>(std::fwrite(text.data(), 1, text.size(), to));
-}
+/// Names of files may hold what commands a terminal: control characters but \n, \r and \t are written as "\x1b".
+void write_console(std::FILE* to, std::string_view text);
 
 /// To standard output.
 template <class... Args>

@@ -1,49 +1,23 @@
 #include "models/run/data.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 
 #include "ir/error.h"
 #include "models/low_res.h"
 #include "models/run/console.h"
+#include "models/run/count_progress.h"
 #include "models/run/units.h"
 
 namespace difuse::models {
 
 namespace fs = std::filesystem;
-using std::chrono::steady_clock;
 
 namespace {
 
-/// Says how far decoding is, a few times a second on a terminal and now and then elsewhere, once it takes long.
-class DecodeProgress {
- public:
-  ~DecodeProgress() {
-    if (shown_ && terminal_) say("\n");
-  }
-
-  void show(int64_t done, int64_t total) {
-    const auto now = steady_clock::now();
-    const bool last = shown_ && terminal_ && done == total;
-    if (!last && now - last_ < (terminal_ ? std::chrono::milliseconds(250) : std::chrono::seconds(10))) return;
-    last_ = now;
-    shown_ = true;
-    say("{}decoding: {} of {} files{}", terminal_ ? "\r" : "", format_count(done), format_count(total),
-        terminal_ ? "" : "\n");
-    std::fflush(stdout);
-  }
-
- private:
-  const bool terminal_ = ::isatty(STDOUT_FILENO) == 1;
-  bool shown_ = false;
-  steady_clock::time_point last_ = steady_clock::now();
-};
-
-runtime::LoadReport print_report(DecodeProgress& progress, const InterruptGuard* interrupt) {
+runtime::LoadReport print_report(CountProgress& progress, const InterruptGuard* interrupt) {
   return {[](std::string_view line) {
             say("{}\n", line);
             std::fflush(stdout);
@@ -104,7 +78,7 @@ runtime::ImageSet load_data(const TrainOptions& options, const RunConfig& config
   settings.look_only = options.dry_run;
   settings.threads = options.threads;
   settings.cache_folder = options.data_cache.value_or(default_data_cache(environment));
-  DecodeProgress progress;
+  CountProgress progress("decoding", "files");
   runtime::ImageSet images = load_given("--data", options.data, settings, print_report(progress, &interrupt));
   if (config.unet.num_classes > 0 && images.class_names.empty() && !images.labels.empty()) print_labels(images);
   return images;
@@ -119,7 +93,7 @@ std::vector<uint8_t> load_low_res(const fs::path& path, const UNetConfig& unet, 
   settings.threads = threads;
   settings.cache_folder = default_data_cache(environment);
   settings.can_change = false;
-  DecodeProgress progress;
+  CountProgress progress("decoding", "files");
   const runtime::ImageSet images = load_given("--low-res", path, settings, print_report(progress, nullptr));
   say("low-res: {}\n", images.summary);
   return {images.pixels.begin(), images.pixels.end()};
@@ -135,7 +109,7 @@ void describe_data(const fs::path& path) {
   runtime::LoadSettings settings;
   settings.on_bad_image = runtime::OnBadImage::skip;
   settings.look_only = true;
-  DecodeProgress progress;
+  CountProgress progress("decoding", "files");
   const runtime::ImageSet images = runtime::load_images(path, settings, print_report(progress, nullptr));
   say("summary         {}\n", images.summary);
   if (!images.labels.empty()) print_labels(images);

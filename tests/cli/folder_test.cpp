@@ -334,7 +334,7 @@ TEST_F(Classes, ADryRunSaysWhatItWouldTakeAndWritesNothing) {
 
 TEST_F(Classes, InspectDescribesAFolder) {
   write_images(images(), 3, 5, 9);
-  write_file(images() / "broken.png", "no");
+  write_file(images() / "bro\x1b[2Jken.png", "no");
   const size_t before = folder_.entries();
   last_ = call({"inspect", images().string()});
   EXPECT_EQ(last_.exit_code, 0) << last_.err;
@@ -342,7 +342,7 @@ TEST_F(Classes, InspectDescribesAFolder) {
        {"25 image files in 3 folders", "PNG grey ", "JPEG grey ", "not used", "5x8 to 8x9", "several sizes"}) {
     EXPECT_CONTAINS(last_.out, part);
   }
-  EXPECT_CONTAINS(last_.err, "broken.png");
+  EXPECT_CONTAINS(last_.err, "bro\\x1b[2Jken.png") << "nothing that commands the terminal";
   EXPECT_EQ(folder_.entries(), before) << "no cache";
 }
 
