@@ -13,6 +13,9 @@
 // and `empty`, for the warps that have read it. Blocks stay: each computes one set of tiles after the other, a tile for
 // each consumer.
 //
+// What follows may read another tensor like the result, the operand. Its tile comes through the ring of halos, behind
+// those of the convolution's tile, while the consumer still multiplies; the result leaves from the same slot.
+//
 // Where all taps of the filter fit into shared memory, they are loaded once per block, and the consumers take turns:
 // one multiplies while the others store their tiles. Elsewhere all consumers meet each tap while it passes through the
 // ring.
@@ -28,12 +31,13 @@ namespace conv {
 
 /// The result is height x width x outputs; a filter of 1 x 1 may see all pixels of all images as one line: as many
 /// images of one pixel. `is_turned`: the filter lies in memory as [inputs, filter, filter, outputs], its last tap being
-/// the first that is met.
-template <int height_, int width_, int inputs_, int outputs_, int filter_, int pad_, bool is_turned_ = false>
+/// the first that is met. `reads_operand`: what follows the convolution does.
+template <int height_, int width_, int inputs_, int outputs_, int filter_, int pad_, bool is_turned_ = false,
+          bool reads_operand_ = false>
 struct Problem {
   static constexpr int height = height_, width = width_, inputs = inputs_, outputs = outputs_, filter = filter_;
   static constexpr int pad = pad_, taps = filter * filter, chunks = (inputs + 63) / 64;
-  static constexpr bool is_turned = is_turned_;
+  static constexpr bool is_turned = is_turned_, reads_operand = reads_operand_;
 };
 
 /// `blocks`: of a processor at once. With several, one multiplies while another begins or ends, and the next kernel may
@@ -78,9 +82,10 @@ struct Layout {
   static constexpr int halo_bytes = Tile::images * halo_image, halo_slot = (halo_bytes + 1023) / 1024 * 1024;
   static constexpr int tap_bytes = 64 * pixel_bytes;
   static constexpr bool is_resident = Tile::tap_slots == Problem::chunks * Problem::taps;
+  static constexpr int copies = Problem::chunks + (Problem::reads_operand ? 1 : 0);  ///< Of a tile, to slots of halos.
 
   static constexpr int taps_at = Tile::halo_slots * halo_slot, barriers_at = taps_at + Tile::tap_slots * tap_bytes;
-  static constexpr int bytes = barriers_at + (2 * Tile::halo_slots + 2 * Tile::tap_slots + consumers) * 8;
+  static constexpr int bytes = barriers_at + (2 * Tile::halo_slots + 2 * Tile::tap_slots) * 8;
 
   // A consumer gives a halo or a tap back when it has begun with the next one.
   static constexpr int least_halo_slots = is_resident ? consumers + 1 : consumers * (Problem::chunks > 1 ? 2 : 1);
@@ -118,8 +123,6 @@ struct Shared {
   __device__ __forceinline__ Barrier* halo_empty(int slot) const { return barriers() + L::Tile::halo_slots + slot; }
   __device__ __forceinline__ Barrier* tap_full(int slot) const { return barriers() + 2 * L::Tile::halo_slots + slot; }
   __device__ __forceinline__ Barrier* tap_empty(int slot) const { return tap_full(L::Tile::tap_slots + slot); }
-  /// For a consumer's own copies.
-  __device__ __forceinline__ Barrier* own(int consumer) const { return tap_full(2 * L::Tile::tap_slots + consumer); }
 
   /// By all threads, once.
   __device__ __forceinline__ void init() const {
@@ -132,7 +135,6 @@ struct Shared {
         barrier_init(tap_full(i), 1);
         barrier_init(tap_empty(i), 4 * L::consumers);
       }
-      for (int i = 0; i < L::consumers; ++i) barrier_init(own(i), 1);
       barrier_init_done();
     }
     __syncthreads();
@@ -163,22 +165,25 @@ __device__ __forceinline__ void share_registers() {
 template <class L>
 class Producer {
  public:
-  __device__ __forceinline__ Producer(unsigned char* shared, const TensorMap& image, const TensorMap& filter)
-      : shared_{shared}, image_(image), filter_(filter) {}
+  /// `operand`: null where there is none.
+  __device__ __forceinline__ Producer(unsigned char* shared, const TensorMap& image, const TensorMap& filter,
+                                      const TensorMap* operand = nullptr)
+      : shared_{shared}, image_(image), filter_(filter), operand_(operand) {}
 
-  /// `operand`: what the consumers will load besides (load_operand), so that it is near by then; null: nothing.
-  __device__ __forceinline__ void produce(int works, const TensorMap* operand = nullptr) {
+  __device__ __forceinline__ void produce(int works) {
     bool has_taps = false;
 #pragma unroll 1
     for (int work = static_cast<int>(blockIdx.x); work < works; work += static_cast<int>(gridDim.x)) {
-      for (int i = 0; operand != nullptr && i < L::consumers; ++i) {
-        const Origin at = origin_of<L>(work, i);
-        tensor_prefetch(*operand, at.output, at.x, at.y, at.image);
+      if constexpr (L::Problem::reads_operand) {  // Its slot may become free late.
+        for (int i = 0; i < L::consumers; ++i) {
+          const Origin at = origin_of<L>(work, i);
+          tensor_prefetch(*operand_, at.output, at.x, at.y, at.image);
+        }
       }
       if constexpr (L::is_resident) {
 #pragma unroll 1
-        for (int i = 0; i < L::consumers * L::Problem::chunks; ++i) {
-          load_halo(origin_of<L>(work, i / L::Problem::chunks), i % L::Problem::chunks);
+        for (int i = 0; i < L::consumers * L::copies; ++i) {
+          load(origin_of<L>(work, i / L::copies), i % L::copies);
           if (has_taps) continue;
           has_taps = true;
 #pragma unroll 1
@@ -186,22 +191,28 @@ class Producer {
         }
       } else {
 #pragma unroll 1
-        for (int chunk = 0; chunk < L::Problem::chunks; ++chunk) {
+        for (int copy = 0; copy < L::copies; ++copy) {
 #pragma unroll 1
-          for (int i = 0; i < L::consumers; ++i) load_halo(origin_of<L>(work, i), chunk);
-          load_taps(origin_of<L>(work, 0), chunk);
+          for (int i = 0; i < L::consumers; ++i) load(origin_of<L>(work, i), copy);
+          if (copy < L::Problem::chunks) load_taps(origin_of<L>(work, 0), copy);
         }
       }
     }
   }
 
  private:
-  __device__ __forceinline__ void load_halo(const Origin& at, int chunk) {
+  /// The tile's next copy: the halo of a chunk, and last the operand.
+  __device__ __forceinline__ void load(const Origin& at, int copy) {
     barrier_wait(shared_.halo_empty(halo_.slot), halo_.parity ^ 1);
     Barrier* full = shared_.halo_full(halo_.slot);
-    barrier_arrive_expecting(full, L::halo_bytes);
-    tensor_load(shared_.halo(halo_.slot), image_, full, chunk * 64, at.x - L::Problem::pad, at.y - L::Problem::pad,
-                at.image);
+    if (L::Problem::reads_operand && copy == L::Problem::chunks) {
+      barrier_arrive_expecting(full, L::pixels * L::pixel_bytes);
+      tensor_load(shared_.halo(halo_.slot), *operand_, full, at.output, at.x, at.y, at.image);
+    } else {
+      barrier_arrive_expecting(full, L::halo_bytes);
+      tensor_load(shared_.halo(halo_.slot), image_, full, copy * 64, at.x - L::Problem::pad, at.y - L::Problem::pad,
+                  at.image);
+    }
     halo_.advance();
   }
   __device__ __forceinline__ void load_taps(const Origin& at, int chunk) {
@@ -222,6 +233,7 @@ class Producer {
   const Shared<L> shared_;
   const TensorMap& image_;
   const TensorMap& filter_;
+  const TensorMap* const operand_;
   Place<L::Tile::halo_slots> halo_;
   Place<L::Tile::tap_slots> tap_;
 };
@@ -237,13 +249,15 @@ class Consumer {
 
   __device__ __forceinline__ explicit Consumer(unsigned char* shared)
       : shared_{shared}, number_(static_cast<int>(threadIdx.x) / L::warpgroup) {
-    halo_.advance(number_ * (L::is_resident ? Problem::chunks : 1));
+    halo_.advance(number_ * (L::is_resident ? L::copies : 1));
     if (takes_turns && number_ == L::consumers - 1) named_barrier_arrive(kTurn, 2 * L::warpgroup);  // 0 is the first.
   }
 
-  /// The tile's convolution, before anything is added.
-  __device__ __forceinline__ void multiply(int work) {
-    origin_ = origin_of<L>(work, number_);
+  /// The next tile: what it reads of other tensors may be fetched before it multiplies.
+  __device__ __forceinline__ void start(int work) { origin_ = origin_of<L>(work, number_); }
+
+  /// The tile's convolution, before anything is added; and the operand has come.
+  __device__ __forceinline__ void multiply() {
     if constexpr (takes_turns) named_barrier_sync(kTurn + number_, 2 * L::warpgroup);
     if constexpr (L::is_resident) tap_ = {};
 #pragma unroll
@@ -256,28 +270,24 @@ class Consumer {
 #pragma unroll 1
     for (int chunk = 0; chunk < whole; ++chunk) add_chunk<4>(chunk == 0);
     if constexpr (rest > 0) add_chunk<(rest + 15) / 16>(whole == 0);
+    const Place<Tile::halo_slots> operand = halo_;
+    if constexpr (Problem::reads_operand) advance_halo();
     if constexpr (takes_turns) {
-      halo_.advance((L::consumers - 1) * Problem::chunks);  // The other consumers'.
+      halo_.advance((L::consumers - 1) * L::copies);  // The other consumers'.
       named_barrier_arrive(kTurn + (number_ + 1) % L::consumers, 2 * L::warpgroup);
     }
     multiply_wait<0>();
 #pragma unroll
     for (int image = 0; image < Tile::images; ++image) multiply_registers(sums_[image]);
     if (!L::is_resident) arrive(shared_.tap_empty(last_tap_));
+    if constexpr (Problem::reads_operand) {
+      arrive(shared_.halo_empty(last_halo_));
+      last_halo_ = operand.slot;
+      barrier_wait(shared_.halo_full(operand.slot), operand.parity);
+    }
   }
 
-  /// Brings another tensor's tile, bf16 like the result's, into the dead halo.
-  __device__ __forceinline__ void load_operand(const TensorMap& tensor) {
-    named_barrier_sync(kOwn + number_, L::warpgroup);  // All warps have read the halo.
-    if (threadIdx.x % L::warpgroup == 0) {
-      barrier_arrive_expecting(shared_.own(number_), L::pixels * L::pixel_bytes);
-      tensor_load(shared_.halo(last_halo_), tensor, shared_.own(number_), origin_.output, origin_.x, origin_.y,
-                  origin_.image);
-    }
-    barrier_wait(shared_.own(number_), own_parity_);
-    own_parity_ ^= 1;
-  }
-  /// Reads elements (image, half, lane) to lane + 7 of it, for operand(lane); `lane` is a multiple of 8.
+  /// Reads elements (image, half, lane) to lane + 7 of the operand, for operand(lane); `lane` is a multiple of 8.
   __device__ __forceinline__ void read_operand(int image, int half, int lane) {
     // This lane addresses a pixel of one of four rows.
     const int row = image * Tile::rows + lane / 2 + this_lane() / 8;
@@ -300,9 +310,10 @@ class Consumer {
   __device__ __forceinline__ int y(int lane) const { return origin_.y + lane / 2; }
   __device__ __forceinline__ int x(int lane) const { return origin_.x + this_lane() % 4 * 2 + lane % 2; }
 
-  /// The sums as bf16 through the dead halo to the result.
+  /// The sums as bf16 through the last slot, a dead halo or the operand, to the result.
   __device__ __forceinline__ void store(const TensorMap& result) {
-    named_barrier_sync(kOwn + number_, L::warpgroup);  // All warps have read what lies there.
+    // All warps have read the halo. Of the operand each has read what it now writes, and no more.
+    if constexpr (!Problem::reads_operand) named_barrier_sync(kOwn + number_, L::warpgroup);
 #pragma unroll
     for (int image = 0; image < Tile::images; ++image) {
 #pragma unroll
@@ -320,8 +331,11 @@ class Consumer {
     if (threadIdx.x % L::warpgroup == 0) {
       tensor_store(result, shared_.halo(last_halo_), origin_.output, origin_.x, origin_.y, origin_.image);
       tensor_store_commit();
-      tensor_store_wait_read<0>();
     }
+  }
+  /// After store: gives the slot back.
+  __device__ __forceinline__ void finish() {
+    if (threadIdx.x % L::warpgroup == 0) tensor_store_wait_read<0>();
     arrive(shared_.halo_empty(last_halo_));
   }
 
@@ -331,7 +345,7 @@ class Consumer {
 
   __device__ __forceinline__ static int this_lane() { return static_cast<int>(threadIdx.x % 32u); }
   __device__ __forceinline__ static int warp() { return static_cast<int>(threadIdx.x / 32u % 4u); }
-  /// Channels 8 chunk to 8 chunk + 7 of a pixel of the tile that lies in the dead halo.
+  /// Channels 8 chunk to 8 chunk + 7 of a pixel of the tile that lies in the last slot.
   __device__ __forceinline__ unsigned char* staged(int pixel, int chunk) const {
     return shared_.halo(last_halo_) + pixel * L::pixel_bytes + ((chunk ^ pixel % 8) << 4);
   }
@@ -355,8 +369,10 @@ class Consumer {
       tap_.advance();
     }
     last_halo_ = halo_.slot;
-    halo_.advance(L::is_resident ? 1 : L::consumers);
+    advance_halo();
   }
+  /// To this consumer's next slot.
+  __device__ __forceinline__ void advance_halo() { halo_.advance(L::is_resident ? 1 : L::consumers); }
 
   template <int steps>
   __device__ __forceinline__ void add_tap(int tap) {
@@ -380,7 +396,7 @@ class Consumer {
   const int number_;
   Place<Tile::halo_slots> halo_;
   Place<Tile::tap_slots> tap_;
-  int last_halo_ = 0, last_tap_ = 0, own_parity_ = 0;
+  int last_halo_ = 0, last_tap_ = 0;
   Origin origin_;
   float sums_[Tile::images][sums];
   unsigned operand_[4];

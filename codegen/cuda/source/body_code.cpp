@@ -84,6 +84,11 @@ std::string BodyCode::unrounded(ir::Value v, const Index& index) {
   return value(rounds && !bound_.contains(v) ? node.operands[0] : v, index);
 }
 
+void BodyCode::keep_shared_loads() {
+  keeps_shared_loads_ = true;
+  for (int id = 0; id < body_.size(); ++id) keeps_shared_loads_ &= body_.node(id).op != Op::gather;
+}
+
 std::string BodyCode::take_before() { return std::exchange(before_, {}); }
 std::string BodyCode::take_lane() { return std::exchange(lane_, {}); }
 std::string BodyCode::take_lane_loop() {
@@ -99,8 +104,9 @@ BodyCode::Written BodyCode::define(Lanes lanes, DType dtype, const std::string& 
 }
 
 Term BodyCode::define_index(Lanes lanes, const std::string& expression) {
-  const std::string name = fresh("i");
-  (lanes == Lanes::any ? lane_ : before_) += fmt::format("const index_t {} = {};\n", name, expression);
+  const std::string name = fresh("i"), written = fmt::format("const index_t {} = {};\n", name, expression);
+  (lanes == Lanes::any ? lane_ : before_) += written;
+  if (lanes != Lanes::any) shared_indices_ += written;
   return {name, lanes};
 }
 
@@ -187,6 +193,10 @@ BodyCode::Written BodyCode::load(int input, const ir::Type& type, const Index& i
   }
   std::string read = fmt::format("widen({}[{}])", pointer, at.text);
   if (!condition.empty()) read = fmt::format("{} ? {} : {}", condition, read, zero_of(type.dtype));
+  if (lanes == Lanes::none && keeps_shared_loads_) {
+    shared_loads_.push_back({register_type(type.dtype), fresh("x"), read});
+    return {shared_loads_.back().name, Lanes::none};
+  }
   return define(lanes, type.dtype, read);
 }
 

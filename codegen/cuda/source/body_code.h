@@ -68,6 +68,16 @@ class BodyCode {
   /// The same, before the rounding that storing the value does anyway: for store_run.
   std::string unrounded(ir::Value v, const Index& index);
 
+  /// From now on loads that all lanes share are kept out of take_before, which then refers to them by name; so that
+  /// they can be done long before. Nothing is kept out where the body computes an index (Op::gather).
+  void keep_shared_loads();
+  struct SharedLoad {
+    std::string type, name, expression;
+  };
+  const std::vector<SharedLoad>& shared_loads() const { return shared_loads_; }
+  /// The indices that the shared loads are at, a statement a line; take_before has them too.
+  const std::string& shared_indices() const { return shared_indices_; }
+
   /// What has been written so far, a statement a line; takes it away. What is written later may refer to it.
   std::string take_before();
   std::string take_lane();
@@ -109,6 +119,9 @@ class BodyCode {
   std::map<std::pair<ir::Value, std::string>, Written> written_;
   std::map<ir::Value, Written> bound_;
   std::string before_, lane_;
+  bool keeps_shared_loads_ = false;
+  std::vector<SharedLoad> shared_loads_;
+  std::string shared_indices_;
   std::set<int> outers_;
   int names_ = 0;
 };

@@ -231,6 +231,32 @@ TEST(SlowConvWgmmaTiles, AllCompileWithoutSpills) {
   for (const Graph& body : bodies) expect_compile(body, 1000);
 }
 
+// One block computes all tiles, with the fewest slots that its kind may have: what the ring holds is given back in
+// time, the operand too, and is not mistaken for that of the round before.
+TEST(ConvWgmma, ABlockGoesOnThroughATightRing) {
+  struct Row {
+    Shapes shapes;
+    After after;
+    HaloTile tile;
+  };
+  constexpr Row kRows[] = {
+      {{3, 40, 20, 64, 64}, After::residual, {16, 1, 3, 9, 1, 2}},  // Taps resident.
+      {{3, 40, 20, 64, 64}, After::bias, {16, 1, 3, 9, 1, 2}},
+      {{3, 18, 20, 128, 64, 1, 0}, After::residual, {8, 1, 4, 2, 1, 3}},  // By three consumers, of two chunks.
+      {{3, 18, 20, 64, 136}, After::residual, {8, 1, 2, 4, 1, 2}},        // A ring, of one chunk.
+      {{5, 7, 7, 136, 72}, After::residual, {8, 2, 2, 3, 1, 1}},          // Of several.
+  };
+  for (const Row& row : kRows) {
+    const Graph body = conv(row.shapes, row.after);
+    const Placed placed = place(body, {}, h100());
+    Recorder recorder;
+    recorder.launch(halo_conv_kernel(placed.spec, *halo_conv(placed.spec), row.tile));
+    recorder.drafts.front().grid.x = 1;
+    const ir::TensorMap inputs = random_inputs(body, false);
+    expect_reference(body, inputs, run_drafts(placed, recorder, inputs, "sm_90a"), false);
+  }
+}
+
 // The fastest of all on an H200, or within 1 % of it.
 TEST(ConvWgmmaTiles, AreThoseThatWereMeasuredToBeFast) {
   struct Row {

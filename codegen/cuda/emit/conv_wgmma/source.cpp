@@ -48,74 +48,101 @@ Parameters::Maps tensor_maps(const KernelSpec& spec, const HaloConv& c, const Ha
 }
 
 std::string layout_type(const HaloConv& c, const HaloTile& tile) {
-  return fmt::format("conv::Layout<conv::Problem<{}, {}, {}, {}, {}, {}, {}>, conv::Tile<{}, {}, {}, {}, {}, {}>>",
+  return fmt::format("conv::Layout<conv::Problem<{}, {}, {}, {}, {}, {}, {}, {}>, conv::Tile<{}, {}, {}, {}, {}, {}>>",
                      c.is_line() ? 1 : c.height, c.is_line() ? 1 : c.width, c.inputs, c.outputs, c.taps, c.pad,
-                     c.is_turned, tile.rows, tile.images, tile.halo_slots, tile.tap_slots, tile.blocks, tile.consumers);
+                     c.is_turned, c.residual >= 0, tile.rows, tile.images, tile.halo_slots, tile.tap_slots, tile.blocks,
+                     tile.consumers);
 }
 
 /// What is done with the sums of one output channel in one image of the tile, `lanes` of them to a thread. Operands are
 /// read at coordinates inside the result, though the tile may reach beyond it.
 struct Epilogue {
-  std::string code = {};  ///< Empty: nothing.
+  std::string loads = {};    ///< Before the products: what depends on the image and the channel alone.
+  std::string code = {};     ///< After them.
+  std::string results = {};  ///< After the tile is on its way: sums.
   bool reads_image = false;
   std::set<int> outers = {};
 };
 
+/// For each image of the tile and each of a thread's two channels.
+std::string for_channels(const std::string& statements) {
+  if (statements.empty()) return {};
+  return filled(R"(#pragma unroll
+for (int image = 0; image < Layout::Tile::images; ++image) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+$statements  }
+}
+)",
+                {{"statements", indented(statements, 4)}});
+}
+
 Epilogue epilogue(const KernelSpec& spec, const HaloConv& c, int64_t lanes, const std::vector<std::string>& operands) {
   const ir::Graph& body = spec.body;
   BodyCode code(body, static_cast<int>(lanes), operands, spec.alignment);
+  code.keep_shared_loads();
   code.bind(c.value, "consumer.sum(image, half, l)");
   if (c.residual >= 0) {
     code.bind(body.find_input(text(c.residual)), "consumer.operand(l)");
   }
-  const std::string value = code.value(
-      body.outputs()[c.result].value,
-      code.at({{"at_image", Lanes::none}, {"at_y", Lanes::any}, {"at_x", Lanes::any}, {"channel", Lanes::none}}));
+  const Index at =
+      code.at({{"at_image", Lanes::none}, {"at_y", Lanes::any}, {"at_x", Lanes::any}, {"channel", Lanes::none}});
+  // Storing rounds anyway; statistics are taken from what was stored.
+  const ir::Value result = body.outputs()[c.result].value;
+  const std::string value = c.has_moments() ? code.value(result, at) : code.unrounded(result, at);
+  const bool is_kept = value == "consumer.sum(image, half, l)";
   std::string declared, added, summed;
   for (const HaloConv::Sum& sum : c.sums) {
-    const std::string name = fmt::format("sum_{}", Parameters::result(sum.output));
-    declared += fmt::format("conv::StripSums<Consumer> {};\n", name);
-    added += fmt::format("{}.add(consumer, l, {});\n", name,
-                         code.value(sum.value, code.at({{"at_image", Lanes::none},
-                                                        {"at_y", Lanes::any},
-                                                        {"at_x", Lanes::any},
-                                                        {"channel", Lanes::none}})));
-    summed += fmt::format("{}.store(consumer, image, half, {}, static_cast<int>(images));\n", name,
-                          Parameters::result(sum.output));
+    const std::string to = Parameters::result(sum.output);
+    declared += fmt::format("conv::StripSums<Consumer> sum_{}[Layout::Tile::images][2];\n", to);
+    added += fmt::format("sum_{}[image][half].add(consumer, l, {});\n", to, code.value(sum.value, at));
+    summed += fmt::format("sum_{}[image][half].store(consumer, image, half, {}, static_cast<int>(images));\n", to, to);
   }
-  const std::string before = code.take_before(), lane = code.take_lane();
+  std::string members, values, loaded, loads;
+  for (const BodyCode::SharedLoad& load : code.shared_loads()) {
+    members += fmt::format("  {} {};\n", load.type, load.name);
+    values += fmt::format("{}{}", values.empty() ? "" : ", ", load.name);
+    loaded += fmt::format("const {} {} = loaded[image][half].{};\n", load.type, load.name, load.name);
+    loads += fmt::format("const {} {} = {};\n", load.type, load.name, load.expression);
+  }
+  const std::string before = loaded + code.take_before(), lane = code.take_lane();
   Epilogue made{.outers = code.outers()};
-  const auto uses = [&](const char* name) { return (before + lane).find(name) != std::string::npos; };
-  std::string of_half, of_lane;
-  if (uses("channel"))
-    of_half += fmt::format("const index_t channel = min(consumer.channel(half), {});\n", c.outputs - 1);
-  if (uses("at_image")) {
-    of_half += "const index_t at_image = min(consumer.image(image), static_cast<index_t>(images) - 1);\n";
-    made.reads_image = true;
+  const auto coordinates = [&](const std::string& statements) {
+    const auto uses = [&](const char* name) { return statements.find(name) != std::string::npos; };
+    std::string of_half;
+    if (uses("channel"))
+      of_half += fmt::format("const index_t channel = min(consumer.channel(half), {});\n", c.outputs - 1);
+    if (uses("at_image")) {
+      of_half += "const index_t at_image = min(consumer.image(image), static_cast<index_t>(images) - 1);\n";
+      made.reads_image = true;
+    }
+    return of_half;
+  };
+  if (!members.empty()) {
+    const std::string statements = code.shared_indices() + loads;
+    made.loads =
+        fmt::format("struct {{\n{}}} loaded[Layout::Tile::images][2];\n", members) +
+        for_channels(coordinates(statements) + statements + fmt::format("loaded[image][half] = {{{}}};\n", values));
   }
+  made.results = for_channels(summed);
+  if (lane.empty() && is_kept) return made;
+  const auto uses = [&](const char* name) { return lane.find(name) != std::string::npos; };
+  std::string of_lane;
   if (uses("at_y")) of_lane += fmt::format("const index_t at_y = min(consumer.y(l), {});\n", c.height - 1);
   if (uses("at_x")) of_lane += fmt::format("const index_t at_x = min(consumer.x(l), {});\n", c.width - 1);
-  if (lane.empty() && value == "consumer.sum(image, half, l)") return made;
-  made.code = filled(R"(#pragma unroll
-for (int image = 0; image < Layout::Tile::images; ++image) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-$of_half$before$declared#pragma unroll
-    for (int l = 0; l < Consumer::lanes; ++l) {
-$read$of_lane$lane$added      consumer.sum(image, half, l) = $value;
-    }
-$summed  }
-}
+  made.code =
+      declared +
+      for_channels(filled(R"($of_half$before#pragma unroll
+for (int l = 0; l < Consumer::lanes; ++l) {
+$read$of_lane$lane$added$kept}
 )",
-                     {{"of_half", indented(of_half, 4)},
-                      {"before", indented(before, 4)},
-                      {"read", c.residual < 0 ? "" : "      if (l % 8 == 0) consumer.read_operand(image, half, l);\n"},
-                      {"of_lane", indented(of_lane, 6)},
-                      {"lane", indented(lane, 6)},
-                      {"declared", indented(declared, 4)},
-                      {"added", indented(added, 6)},
-                      {"summed", indented(summed, 4)},
-                      {"value", value}});
+                          {{"of_half", coordinates(before + lane)},
+                           {"before", before},
+                           {"read", c.residual < 0 ? "" : "  if (l % 8 == 0) consumer.read_operand(image, half, l);\n"},
+                           {"of_lane", indented(of_lane, 2)},
+                           {"lane", indented(lane, 2)},
+                           {"added", indented(added, 2)},
+                           {"kept", is_kept ? "" : fmt::format("  consumer.sum(image, half, l) = {};\n", value)}}));
   return made;
 }
 
@@ -130,8 +157,6 @@ KernelDraft halo_conv_kernel(const KernelSpec& spec, const HaloConv& c, const Ha
   parameters.add("works", works);
   if (after.reads_image || c.has_strips()) parameters.add("images", c.batch);
   parameters.add_outers(body, after.outers);
-  const std::string residual =
-      c.residual >= 0 ? fmt::format("consumer.load_operand({});\n", operand(c.residual)) : std::string();
 
   const std::string result = Parameters::result(c.result);
   const std::string_view header = c.has_strips() ? "conv_strips.cuh" : "conv_wgmma.cuh";
@@ -142,10 +167,10 @@ KernelDraft halo_conv_kernel(const KernelSpec& spec, const HaloConv& c, const Ha
                     Parameters::result(static_cast<size_t>(c.mean)), Parameters::result(static_cast<size_t>(c.m2)));
   }
 
+  std::vector<std::string> maps = {operand(c.image), operand(c.filter), result};
+  if (c.residual >= 0) maps.push_back(operand(c.residual));
   std::string prefetches;
-  for (const std::string& map : {operand(c.image), operand(c.filter), result}) {
-    prefetches += fmt::format("tensor_map_prefetch({});\n", map);
-  }
+  for (const std::string& map : maps) prefetches += fmt::format("tensor_map_prefetch({});\n", map);
 
   KernelDraft draft;
   draft.name = spec.name;
@@ -165,28 +190,30 @@ $prefetches  }
   if (conv::is_producer<Layout>()) {
     conv::share_registers<Layout, true>();
     if (threadIdx.x == Layout::consumers * Layout::warpgroup) {
-      conv::Producer<Layout>(shared, $image, $filter).produce(static_cast<int>(works)$ahead);
+      conv::Producer<Layout>(shared, $image, $filter$operand).produce(static_cast<int>(works));
     }
   } else {
     conv::share_registers<Layout, false>();
     Consumer consumer(shared);
 #pragma unroll 1
     for (int work = static_cast<int>(blockIdx.x); work < works; work += static_cast<int>(gridDim.x)) {
-      consumer.multiply(work);
-$residual$epilogue$moments      consumer.store($result);
+      consumer.start(work);
+$loads      consumer.multiply();
+$epilogue      consumer.store($result);
+$results      consumer.finish();
     }
   }
 }
 )",
                         {{"layout", layout_type(c, tile)},
-                         {"ahead", c.residual >= 0 ? ", &" + operand(c.residual) : ""},
+                         {"operand", c.residual >= 0 ? ", &" + operand(c.residual) : ""},
                          {"prefetches", indented(prefetches, 4)},
                          {"parameters", parameters.text()},
                          {"image", operand(c.image)},
                          {"filter", operand(c.filter)},
-                         {"residual", indented(residual, 6)},
+                         {"loads", indented(after.loads, 6)},
                          {"epilogue", indented(after.code, 6)},
-                         {"moments", indented(moments, 6)},
+                         {"results", indented(after.results + moments, 6)},
                          {"result", result}});
   draft.grid.x = block_count(c, tile, works, spec.device);
   draft.threads = threads(tile);

@@ -35,7 +35,7 @@ int64_t registers_of(const HaloTile& tile) {
 /// What a tile takes of them: its sums, and what else there is.
 int64_t needed_registers(const HaloConv& conv, const HaloTile& tile) {
   const int64_t strips = conv.has_strips() ? tile.pixels() / 8 : 0;
-  return strips + (conv.residual < 0 ? tile.pixels() / 2 + 48 : tile.pixels() * 5 / 8 + 64);
+  return strips + (conv.residual < 0 ? tile.pixels() / 2 : tile.pixels() * 3 / 4) + 48;
 }
 
 void add_resident(std::vector<HaloTile>& tiles, const HaloConv& conv, HaloTile tile, int64_t room) {
@@ -80,7 +80,7 @@ int64_t halo_bytes(const HaloConv& conv, const HaloTile& tile) {
 
 int64_t shared_bytes(const HaloConv& conv, const HaloTile& tile) {
   return tile.halo_slots * halo_slot(conv, tile) + tile.tap_slots * kTapBytes +
-         8 * (2 * tile.halo_slots + 2 * tile.tap_slots + tile.consumers);
+         8 * (2 * tile.halo_slots + 2 * tile.tap_slots);
 }
 
 int64_t work_count(const HaloConv& conv, const HaloTile& tile, int64_t batch) {
