@@ -99,6 +99,9 @@ std::vector<TileChoice> wgrad_wgmma_choices(const KernelSpec& spec);
 bool accepts_contraction(const ir::Graph& body);  ///< conv_fprop, conv_dgrad, conv_wgrad, matmul and what is around it.
 void emit_contraction(const KernelSpec& spec, Emission& emission);
 std::vector<TileChoice> contraction_choices(const KernelSpec& spec);
+bool accepts_attention_wgmma(const KernelSpec& spec);  ///< Likewise on Hopper, heads that fit a block's shared memory.
+void emit_attention_wgmma(const KernelSpec& spec, Emission& emission);
+std::vector<TileChoice> attention_wgmma_choices(const KernelSpec& spec);
 bool accepts_attention(const ir::Graph& body);  ///< attention or attention_grad.
 void emit_attention(const KernelSpec& spec, Emission& emission);
 std::vector<TileChoice> attention_choices(const KernelSpec& spec);

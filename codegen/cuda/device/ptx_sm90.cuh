@@ -7,7 +7,8 @@
 //
 // Both engines see shared memory in 128-byte rows whose 16-byte chunks are exchanged so that a column of chunks touches
 // all banks: the chunk at byte address a is found at a ^ ((a >> 3) & 0x70). It is the address in shared memory that
-// counts, not the place in a tile; so a tile may be read from any of its rows on (the taps of a convolution).
+// counts, not the place in a tile; so a tile may be read from any of its rows on (the taps of a convolution). The
+// tensor cores take rows of 64 bytes as well, whose chunks are exchanged likewise: a is found at a ^ ((a >> 3) & 0x30).
 #pragma once
 #include "codegen/cuda/device/ptx.cuh"
 
@@ -121,14 +122,17 @@ __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
 }
 
-/// Where a matrix of 16-bit elements lies in shared memory, as rows of 128 bytes with exchanged chunks. `stride` is the
-/// distance in bytes from eight rows to the next eight. Where k runs along the rows, the rows of the matrix are those
-/// of memory, and the next 16 of k are 32 bytes further on. Where m or n runs along the rows, each row is one k, the
-/// matrix is made of chunks of 64 columns `chunk_stride` bytes apart, and the next 16 of k are two strides further on.
+/// Where a matrix of 16-bit elements lies in shared memory, as rows of 128 or 64 bytes with exchanged chunks. `stride`
+/// is the distance in bytes from eight rows to the next eight. Where k runs along the rows, the rows of the matrix are
+/// those of memory, and the next 16 of k are 32 bytes further on. Where m or n runs along the rows, each row is one k,
+/// the matrix is made of chunks of a row's columns `chunk_stride` bytes apart, and the next 16 of k are two strides
+/// further on.
+template <int row_bytes = 128>
 __device__ __forceinline__ unsigned long long matrix_descriptor(const void* start, int stride, int chunk_stride = 16) {
+  static_assert(row_bytes == 128 || row_bytes == 64);
   return static_cast<unsigned long long>(shared_address(start) >> 4) |
          static_cast<unsigned long long>(chunk_stride >> 4) << 16 | static_cast<unsigned long long>(stride >> 4) << 32 |
-         1ull << 62;
+         (row_bytes == 128 ? 1ull : 2ull) << 62;
 }
 /// The same matrix `bytes` further on.
 __device__ __forceinline__ unsigned long long matrix_moved(unsigned long long descriptor, int bytes) {
@@ -145,6 +149,12 @@ template <int count>
 __device__ __forceinline__ void multiply_registers(float (&d)[count]) {
 #pragma unroll
   for (int i = 0; i < count; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+/// The same where the first product forgets what d held: until then it takes no registers.
+template <int count>
+__device__ __forceinline__ void multiply_fresh_registers(float (&d)[count]) {
+#pragma unroll
+  for (int i = 0; i < count; ++i) asm volatile("" : "=f"(d[i])::"memory");
 }
 __device__ __forceinline__ void multiply_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void multiply_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -208,7 +218,40 @@ __device__ __forceinline__ void multiply_bf16(float (&d)[128], unsigned long lon
       : DIFUSE_WGMMA_INPUTS);
 }
 
+#define DIFUSE_D16(i) DIFUSE_D8(i), DIFUSE_D8(i + 8)
+#define DIFUSE_R16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+template <int mn_major_a = 0, int mn_major_b = 0>
+__device__ __forceinline__ void multiply_bf16(float (&d)[16], unsigned long long a, unsigned long long b,
+                                              bool accumulate) {
+  asm volatile(DIFUSE_WGMMA("m64n32k16", DIFUSE_R16, "%16", "%17", "%18", "%19", "%20")
+               : DIFUSE_D16(0)
+               : DIFUSE_WGMMA_INPUTS);
+}
+
+/// a from registers, d += a * b: of the warp's 16 rows each thread has what ptx.cuh says of m16n8k16. Until
+/// multiply_wait nothing may write to them.
+#define DIFUSE_WGMMA_HELD(shape, registers, a_at, b_at, trans_b_at)                                                   \
+  "{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned." shape ".f32.bf16.bf16 {" registers "}, {" a_at \
+  "}, " b_at ", p, 1, 1, " trans_b_at "; }"
+#define DIFUSE_WGMMA_HELD_INPUTS "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(mn_major_b)
+template <int mn_major_b = 0>
+__device__ __forceinline__ void multiply_bf16(float (&d)[16], const unsigned (&a)[4], unsigned long long b) {
+  asm volatile(DIFUSE_WGMMA_HELD("m64n32k16", DIFUSE_R16, "%16, %17, %18, %19", "%20", "%21")
+               : DIFUSE_D16(0)
+               : DIFUSE_WGMMA_HELD_INPUTS);
+}
+template <int mn_major_b = 0>
+__device__ __forceinline__ void multiply_bf16(float (&d)[32], const unsigned (&a)[4], unsigned long long b) {
+  asm volatile(DIFUSE_WGMMA_HELD("m64n64k16", DIFUSE_R0, "%32, %33, %34, %35", "%36", "%37")
+               : DIFUSE_D32(0)
+               : DIFUSE_WGMMA_HELD_INPUTS);
+}
+
 #undef DIFUSE_D8
+#undef DIFUSE_D16
+#undef DIFUSE_R16
+#undef DIFUSE_WGMMA_HELD
+#undef DIFUSE_WGMMA_HELD_INPUTS
 #undef DIFUSE_D32
 #undef DIFUSE_R0
 #undef DIFUSE_R32

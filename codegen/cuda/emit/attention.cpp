@@ -5,60 +5,18 @@
 #include <cmath>
 #include <numbers>
 
+#include "codegen/cuda/emit/attention/source.h"
 #include "codegen/cuda/emit/attention/tiles.h"
 #include "codegen/cuda/emit/epilogue.h"
 #include "codegen/cuda/kernel_spec.h"
 #include "codegen/cuda/problem_text.h"
-#include "codegen/cuda/source/body_code.h"
 #include "codegen/cuda/source/device_source.h"
 #include "codegen/cuda/source/extents.h"
 #include "codegen/cuda/source/parameters.h"
 #include "ir/op.h"
-#include "ir/qkv.h"
 
 namespace difuse::codegen::cuda {
 namespace {
-
-std::string literal(double x) { return fmt::format("{:a}f", static_cast<float>(x)); }
-
-/// The outputs of the body that are computed from one result of its attention node.
-std::vector<size_t> outputs_of(const KernelSpec& spec, ir::Value result) {
-  const ir::Graph& body = spec.body;
-  std::vector<bool> depends(static_cast<size_t>(body.size()));
-  const auto reads = [&](ir::Value v) {
-    return v.node == result.node ? v.result == result.result : bool{depends[static_cast<size_t>(v.node)]};
-  };
-  for (int id = result.node + 1; id < body.size(); ++id) {
-    for (const ir::Value v : body.node(id).operands) {
-      if (reads(v)) depends[static_cast<size_t>(id)] = true;
-    }
-  }
-  std::vector<size_t> outputs;
-  for (size_t r = 0; r < body.outputs().size(); ++r) {
-    if (spec.wanted(r) && reads(body.outputs()[r].value)) outputs.push_back(r);
-  }
-  return outputs;
-}
-
-/// 2 where pairs of columns can be stored at once.
-int store_lanes(const KernelSpec& spec, const AttentionProblem& p, const std::vector<size_t>& outputs) {
-  if (p.width % 2 != 0) return 1;
-  for (const size_t r : outputs) {
-    const ir::Type& type = spec.body.type(spec.body.outputs()[r].value);
-    if (type.shape.empty() || type.shape.back() % 2 != 0) return 1;
-    if (spec.result_alignment[r] % (2 * ir::size_of(type.dtype)) != 0) return 1;
-  }
-  return 2;
-}
-
-/// The channel that a head's part begins with, `part` an expression.
-std::string first_channel(const KernelSpec& spec, const AttentionProblem& p, const std::string& part) {
-  const bool heads_first = spec.body.node(p.value).as<ir::AttentionAttrs>().order == ir::QkvOrder::heads_first;
-  return heads_first ? fmt::format("(head * 3 + {}) * {}", part, p.width)
-                     : fmt::format("({} * {} + head) * {}", part, p.heads, p.width);
-}
-
-std::string operand(const AttentionProblem& p, size_t i) { return "p" + text(p.inputs[i]); }
 
 /// A kernel whose blocks own rows of a head. `$run` makes the sums, `$store` stores them.
 KernelDraft block_kernel(const KernelSpec& spec, const AttentionProblem& p, AttentionPart part,
@@ -141,17 +99,13 @@ $statements    }
   }
 )";
 
-std::vector<Term> row_coords(int lanes) {
-  return {{"image", Lanes::none}, {"token", Lanes::none}, {"channel", lanes == 1 ? Lanes::none : Lanes::unit}};
-}
-
 KernelDraft forward_kernel(const KernelSpec& spec, const AttentionProblem& p, const AttentionTile& tile) {
   Parameters parameters(spec.body, spec);
   const ir::Value log_sum{p.value.node, 1};
   const std::vector<size_t> outs = outputs_of(spec, p.value), log_sums = outputs_of(spec, log_sum);
   std::string store;
   if (!outs.empty()) {
-    const int lanes = store_lanes(spec, p, outs);
+    const int lanes = can_store_runs(spec, p, outs, 2) ? 2 : 1;
     const EpilogueCode made = epilogue_code(spec, p.value, fmt::format("block.value<{}>(i, j, l)", lanes), lanes,
                                             parameters.operands(), row_coords(lanes), "element", outs);
     parameters.add_outers(spec.body, made.outers);
@@ -241,7 +195,7 @@ KernelDraft gradient_kernel(const KernelSpec& spec, const AttentionProblem& p, A
   Parameters parameters(spec.body, spec);
   parameters.add("delta", "const f32*", delta);
   const std::vector<size_t> outs = outputs_of(spec, p.value);
-  const int lanes = store_lanes(spec, p, outs);
+  const int lanes = can_store_runs(spec, p, outs, 2) ? 2 : 1;
   const std::string scale = literal(1 / std::sqrt(static_cast<double>(p.width)));
   const std::string value = of_keys
                                 ? fmt::format("block.value<{}>(part, i, j, l) * (part == 1 ? {} : 1.0f)", lanes, scale)

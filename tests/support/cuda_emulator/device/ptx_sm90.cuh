@@ -29,7 +29,9 @@ EMULATED_ENGINE bool has_passed(const Barrier* barrier, int parity) {
 }
 
 /// Where instructions find the byte that lies at this address in a tile whose chunks are not exchanged.
-EMULATED_ENGINE unsigned exchanged(unsigned address) { return address ^ (address >> 3 & 0x70u); }
+EMULATED_ENGINE unsigned exchanged(unsigned address, unsigned row_bytes = 128) {
+  return address ^ (address >> 3 & (row_bytes - 16));
+}
 
 /// Between a box of a tensor in global memory and shared memory at `shared`.
 EMULATED_ENGINE int copy_box(const TensorMap& map, const void* shared, const int (&at)[5], bool is_load) {
@@ -74,26 +76,27 @@ inline void load_box(void* to, const TensorMap& map, Barrier* barrier, const int
 
 /// A matrix in shared memory, as a descriptor says.
 struct Matrix {
-  unsigned start, chunk_stride, stride;
+  unsigned start, chunk_stride, stride, row_bytes;
   bool k_major;
 };
 EMULATED_ENGINE Matrix matrix_of(unsigned long long descriptor, bool k_major) {
   const auto bytes = [descriptor](int from) { return static_cast<unsigned>(descriptor >> from & 0x3fffu) << 4; };
-  return {bytes(0), bytes(16), bytes(32), k_major};
+  return {bytes(0), bytes(16), bytes(32), descriptor >> 62 == 1 ? 128u : 64u, k_major};
 }
 EMULATED_ENGINE float element(const Matrix& m, unsigned row, unsigned k) {
-  const unsigned place = m.k_major ? row / 8 * m.stride + row % 8 * 128 + k * 2
-                                   : row / 64 * m.chunk_stride + k / 8 * m.stride + k % 8 * 128 + row % 64 * 2;
-  const auto* const half =
-      reinterpret_cast<const unsigned short*>(emulator::machine->shared_pointer(exchanged(m.start + place), 2));
+  const unsigned columns = m.row_bytes / 2;  // Of a chunk.
+  const unsigned place =
+      m.k_major ? row / 8 * m.stride + row % 8 * m.row_bytes + k * 2
+                : row / columns * m.chunk_stride + k / 8 * m.stride + k % 8 * m.row_bytes + row % columns * 2;
+  const auto* const half = reinterpret_cast<const unsigned short*>(
+      emulator::machine->shared_pointer(exchanged(m.start + place, m.row_bytes), 2));
   return __uint_as_float(static_cast<unsigned>(*half) << 16);
 }
 
-/// This thread's results of a warpgroup's product.
-EMULATED_ENGINE void multiply(float* d, unsigned columns, const Matrix& a, const Matrix& b, bool accumulate) {
-  const unsigned lane = emulator::machine->lane, warp = emulator::machine->thread_index.x / 32 % 4;
-  float rows[2][16];
-  for (unsigned i = 0; i < 32; ++i) rows[i / 16][i % 16] = element(a, warp * 16 + lane / 4 + i / 16 * 8, i % 16);
+/// This thread's results of a warpgroup's product with two rows of a.
+EMULATED_ENGINE void multiply_rows(float* d, unsigned columns, const float (&rows)[2][16], const Matrix& b,
+                                   bool accumulate) {
+  const unsigned lane = emulator::machine->lane;
   for (unsigned i = 0; i < columns / 4; ++i) {
     float column[16];
     for (unsigned k = 0; k < 16; ++k) column[k] = element(b, i / 2 * 8 + lane % 4 * 2 + i % 2, k);
@@ -104,6 +107,27 @@ EMULATED_ENGINE void multiply(float* d, unsigned columns, const Matrix& a, const
       sum = static_cast<float>(exact);
     }
   }
+}
+
+EMULATED_ENGINE void multiply(float* d, unsigned columns, const Matrix& a, const Matrix& b, bool accumulate) {
+  const unsigned lane = emulator::machine->lane, warp = emulator::machine->thread_index.x / 32 % 4;
+  float rows[2][16];
+  for (unsigned i = 0; i < 32; ++i) rows[i / 16][i % 16] = element(a, warp * 16 + lane / 4 + i / 16 * 8, i % 16);
+  multiply_rows(d, columns, rows, b, accumulate);
+}
+
+/// The same, each thread of a quad holding some of a's columns.
+inline void multiply_held(float* d, unsigned columns, const unsigned (&a)[4], const Matrix& b) {
+  float rows[2][16];
+  for (int i = 0; i < 4; ++i) {
+    for (int owner = 0; owner < 4; ++owner) {
+      const unsigned pair = __shfl_sync(~0u, a[i], owner, 4);
+      float* const to = &rows[i % 2][i / 2 * 8 + owner * 2];
+      to[0] = __uint_as_float(pair << 16);
+      to[1] = __uint_as_float(pair & 0xffff0000u);
+    }
+  }
+  multiply_rows(d, columns, rows, b, true);
 }
 
 }  // namespace emulated
@@ -153,10 +177,12 @@ inline void take_registers() {}
 template <int registers>
 inline void give_registers() {}
 
+template <int row_bytes = 128>
 inline unsigned long long matrix_descriptor(const void* start, int stride, int chunk_stride = 16) {
+  static_assert(row_bytes == 128 || row_bytes == 64);
   return static_cast<unsigned long long>(shared_address(start) >> 4) |
          static_cast<unsigned long long>(chunk_stride >> 4) << 16 | static_cast<unsigned long long>(stride >> 4) << 32 |
-         1ull << 62;
+         (row_bytes == 128 ? 1ull : 2ull) << 62;
 }
 inline unsigned long long matrix_moved(unsigned long long descriptor, int bytes) {
   return descriptor + static_cast<unsigned>(bytes >> 4);
@@ -164,13 +190,22 @@ inline unsigned long long matrix_moved(unsigned long long descriptor, int bytes)
 
 template <int count>
 inline void multiply_registers(float (&)[count]) {}
+template <int count>
+inline void multiply_fresh_registers(float (&d)[count]) {
+  for (float& x : d) x = __int_as_float(0x7fffffff);
+}
 inline void multiply_fence() {}
 inline void multiply_commit() {}
 template <int pending>
 inline void multiply_wait() {}
 template <int mn_major_a = 0, int mn_major_b = 0, int sums>
 inline void multiply_bf16(float (&d)[sums], unsigned long long a, unsigned long long b, bool accumulate) {
-  static_assert(sums == 32 || sums == 64 || sums == 96 || sums == 128);
+  static_assert(sums == 16 || sums == 32 || sums == 64 || sums == 96 || sums == 128);
   emulated::multiply(d, sums * 2, emulated::matrix_of(a, mn_major_a == 0), emulated::matrix_of(b, mn_major_b == 0),
                      accumulate);
+}
+template <int mn_major_b = 0, int sums>
+inline void multiply_bf16(float (&d)[sums], const unsigned (&a)[4], unsigned long long b) {
+  static_assert(sums == 16 || sums == 32);
+  emulated::multiply_held(d, sums * 2, a, emulated::matrix_of(b, mn_major_b == 0));
 }

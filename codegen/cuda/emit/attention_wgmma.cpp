@@ -1,0 +1,261 @@
+// Attention and its gradient on Hopper's warpgroup products (device/attention_wgmma.cuh), one kernel each: a block of
+// the value's has all keys of a head, a block of the gradient's a whole head.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "codegen/cuda/emit/attention/source.h"
+#include "codegen/cuda/emit/attention/tiles.h"
+#include "codegen/cuda/emit/epilogue.h"
+#include "codegen/cuda/kernel_spec.h"
+#include "codegen/cuda/problem_text.h"
+#include "codegen/cuda/source/device_source.h"
+#include "codegen/cuda/source/extents.h"
+#include "codegen/cuda/source/parameters.h"
+
+namespace difuse::codegen::cuda {
+namespace {
+
+constexpr int kLanes = 4;  ///< Of what a thread stores at once.
+constexpr int64_t kBlockTokens = 64, kMostBlocks = 4;
+
+/// As Problem of the device header computes them.
+int64_t blocks_of(const AttentionProblem& p) { return ceil_div(p.length, kBlockTokens); }
+int64_t block_bytes(const AttentionProblem& p) { return kBlockTokens * 2 * (p.width <= 32 ? 32 : 64); }
+
+int64_t forward_bytes(const AttentionProblem& p, int64_t warpgroups) {
+  return (2 * blocks_of(p) + warpgroups) * block_bytes(p);
+}
+
+/// In cycles of one processor, roughly, at the usual batch.
+double forward_cost(const AttentionProblem& p, int64_t warpgroups, const ir::DeviceSpec& device) {
+  // Of 64 queries and 64 keys, of which the exponentials take most; and bytes a cycle from L2.
+  constexpr double kTile = 300, kRate = 64;
+  constexpr int64_t kUsualBatch = 32;
+  const int64_t blocks = kUsualBatch * p.heads * ceil_div(blocks_of(p), warpgroups);
+  const double block = static_cast<double>(warpgroups * blocks_of(p)) * kTile +
+                       static_cast<double>(forward_bytes(p, warpgroups)) / kRate;
+  return static_cast<double>(ceil_div(blocks, device.processors)) * block;
+}
+
+/// How many warpgroups a block of the value's kernel may have, the best estimate first. A copy is whole rounds of its
+/// threads.
+std::vector<int64_t> forward_candidates(const AttentionProblem& p, const ir::DeviceSpec& device) {
+  std::vector<int64_t> candidates;
+  for (int64_t warpgroups = 1; warpgroups <= blocks_of(p); ++warpgroups) {
+    if (2 * blocks_of(p) % warpgroups == 0) candidates.push_back(warpgroups);
+  }
+  std::ranges::stable_sort(candidates, {}, [&](int64_t warpgroups) { return forward_cost(p, warpgroups, device); });
+  return candidates;
+}
+
+int64_t gradient_bytes(const AttentionProblem& p) {
+  const int64_t blocks = blocks_of(p), tile = kBlockTokens * kBlockTokens * 2;
+  return 4 * blocks * block_bytes(p) + blocks * blocks * tile + 2 * 4 * kBlockTokens * blocks;
+}
+
+ir::Value log_sum_of(const AttentionProblem& p) { return {p.value.node, 1}; }
+
+/// The kernel's source around `body`, with the fields that both have.
+std::string kernel_source(const KernelSpec& spec, const AttentionProblem& p, const Parameters& parameters,
+                          const std::string& block, int64_t shared_bytes, const std::string& resident,
+                          std::string_view body, std::vector<std::pair<std::string_view, std::string>> fields) {
+  const auto add = [&](std::string_view field, std::string value) { fields.emplace_back(field, std::move(value)); };
+  add("index", index_type(p.is_wide_index));
+  add("problem", fmt::format("attention_wgmma::Problem<{}, {}, {}>", p.length, p.width, p.heads));
+  add("block", block);
+  add("shared_bytes", text(shared_bytes));
+  add("resident", resident);
+  add("parameters", parameters.text());
+  add("heads", text(p.heads));
+  add("width", text(p.width));
+  add("length", text(p.length));
+  add("channels", text(p.channels()));
+  add("qkv_row", text(3 * p.channels()));
+  add("qkv_image", text(p.length * 3 * p.channels()) + "ll");
+  add("out_image", text(p.length * p.channels()) + "ll");
+  add("qkv", operand(p, 0));
+  add("q_channel", first_channel(spec, p, "0"));
+  add("k_channel", first_channel(spec, p, "1"));
+  add("v_channel", first_channel(spec, p, "2"));
+  add("scale_log2", literal(std::numbers::log2e / std::sqrt(static_cast<double>(p.width))));
+  // What is filled in last may hold fields of its own.
+  add("body", filled(body, fields));
+  return device_source({"vector.cuh", "ops.cuh", "random.cuh", "attention_wgmma.cuh"}) + filled(R"(
+using index_t = $index;
+using Problem = $problem;
+using Block = attention_wgmma::$block;
+static_assert(Block::bytes == $shared_bytes);
+
+extern "C" __global__ void __launch_bounds__(Block::threads, $resident) $kernel($parameters) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  wait_for_previous_kernel();
+  let_next_kernel_start();
+$body}
+)",
+                                                                                                fields);
+}
+
+/// Stores the runs of 64 rows that a warpgroup's threads hold; `run` is run i, `channel` where the head's columns
+/// begin.
+std::string store_runs(const KernelSpec& spec, const AttentionProblem& p, const std::string& run,
+                       const std::string& scale, const std::string& channel, const std::string& pitch,
+                       const std::vector<size_t>& outputs, Parameters& parameters, std::set<int>& outers) {
+  const EpilogueCode made = epilogue_code(spec, p.value, "(sum[l] * " + scale + ")", kLanes, parameters.operands(),
+                                          row_coords(kLanes), "element", outputs);
+  outers.insert(made.outers.begin(), made.outers.end());
+  return filled(R"(#pragma unroll
+  for (int i = 0; i < Block::run_count; ++i) {
+    const Run<f32, 4> sum = $run;
+    const int token = block.token(i), column = attention_wgmma::run_column(i);
+    if (token >= $length || column >= $width) continue;
+    const int channel = $channel + column;
+    const index_t element = (image * $length + token) * $pitch + channel;
+$statements  }
+)",
+                {{"run", run},
+                 {"length", text(p.length)},
+                 {"width", text(p.width)},
+                 {"channel", channel},
+                 {"pitch", pitch},
+                 {"statements", indented(made.text, 4)}});
+}
+
+KernelDraft forward_kernel(const KernelSpec& spec, const AttentionProblem& p, int64_t warpgroups) {
+  Parameters parameters(spec.body, spec);
+  std::set<int> outers;
+  const std::vector<size_t> outs = outputs_of(spec, p.value), log_sums = outputs_of(spec, log_sum_of(p));
+  std::string store;
+  if (!outs.empty()) {
+    store = store_runs(spec, p, "block.value_run(i)", "1.0f", "head * " + text(p.width), text(p.channels()), outs,
+                       parameters, outers);
+  }
+  if (!log_sums.empty()) {
+    const EpilogueCode made =
+        epilogue_code(spec, log_sum_of(p), "block.log_sum(half)", 1, parameters.operands(),
+                      {{"image", Lanes::none}, {"head", Lanes::none}, {"token", Lanes::none}}, "element", log_sums);
+    outers.insert(made.outers.begin(), made.outers.end());
+    store += filled(R"(  if (!Block::is_first_of_row()) return;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int token = block.token(half);
+    if (token >= $length) continue;
+    const index_t element = (image * $heads + head) * $length + token;
+$statements  }
+)",
+                    {{"statements", indented(made.text, 4)}, {"heads", text(p.heads)}, {"length", text(p.length)}});
+  }
+  parameters.add_outers(spec.body, outers);
+
+  // Of a processor, as registers allow: 80 or 128 a thread.
+  const int64_t parts = ceil_div(blocks_of(p), warpgroups), resident = (p.width <= 32 ? 6 : 4) / warpgroups;
+  KernelDraft draft;
+  draft.name = spec.name;
+  draft.source =
+      kernel_source(spec, p, parameters, fmt::format("Forward<Problem, {}>", warpgroups), forward_bytes(p, warpgroups),
+                    text(resident), R"(  // A head's blocks follow each other: they read the same rows.
+  const int place = static_cast<int>(blockIdx.x), owner = quotient<$parts>(place);
+  const index_t image = quotient<$heads>(owner);
+  const int head = remainder_of<$heads>(owner);
+  const bf16* const qkv = $qkv + image * $qkv_image;
+  Block block;
+  block.run(shared, qkv + $q_channel, qkv + $k_channel, qkv + $v_channel, remainder_of<$parts>(place) * Block::rows,
+            $scale_log2);
+$store)",
+                    {{"parts", text(parts)}, {"store", store}});
+  draft.grid.x = p.images * p.heads * parts;
+  draft.threads = static_cast<int>(128 * warpgroups);
+  draft.shared_bytes = forward_bytes(p, warpgroups);
+  draft.arguments = parameters.arguments();
+  draft.bytes = parameters.bytes();
+  draft.flops = spec.flops;
+  return draft;
+}
+
+KernelDraft gradient_kernel(const KernelSpec& spec, const AttentionProblem& p) {
+  Parameters parameters(spec.body, spec);
+  std::set<int> outers;
+  const std::vector<size_t> outs = outputs_of(spec, p.value);
+  const std::string scale = literal(1 / std::sqrt(static_cast<double>(p.width)));
+  const auto store = [&](const std::string& run, const std::string& factor, const char* part) {
+    return store_runs(spec, p, run, factor, first_channel(spec, p, part), text(3 * p.channels()), outs, parameters,
+                      outers);
+  };
+  const std::string keys = store("block.key_run(i)", scale, "1"), values = store("block.value_run(i)", "1.0f", "2"),
+                    queries = store("block.query_run(i)", scale, "0");
+  parameters.add_outers(spec.body, outers);
+
+  KernelDraft draft;
+  draft.name = spec.name;
+  draft.source = kernel_source(spec, p, parameters, "Gradient<Problem>", gradient_bytes(p), "1",
+                               R"(  const int owner = static_cast<int>(blockIdx.x);
+  const index_t image = quotient<$heads>(owner);
+  const int head = remainder_of<$heads>(owner);
+  const bf16* const qkv = $qkv + image * $qkv_image;
+  const long long out = image * $out_image + head * $width;
+  Block block(shared);
+  block.load({qkv + $q_channel, qkv + $k_channel, qkv + $v_channel, $value + out, $dout + out,
+              $log_sum + static_cast<long long>(owner) * $length});
+  block.sum_keys($scale_log2);
+$keys$values  block.sum_queries();
+$queries)",
+                               {{"value", operand(p, 1)},
+                                {"dout", operand(p, 3)},
+                                {"log_sum", operand(p, 2)},
+                                {"keys", keys},
+                                {"values", values},
+                                {"queries", queries}});
+  draft.grid.x = p.images * p.heads;
+  draft.threads = static_cast<int>(128 * blocks_of(p));
+  draft.shared_bytes = gradient_bytes(p);
+  draft.arguments = parameters.arguments();
+  draft.bytes = parameters.bytes();
+  draft.flops = spec.flops;
+  return draft;
+}
+
+}  // namespace
+
+bool accepts_attention_wgmma(const KernelSpec& spec) {
+  if (spec.device.architecture != 90 || !is_attention_problem(spec.body)) return false;
+  const AttentionProblem p = attention_problem(spec);
+  // Rows are copied in pieces of 16 bytes.
+  constexpr int kCopy = 8, kWidest = 64;
+  if (p.element != ir::DType::bf16 || p.width > kWidest || p.copy != kCopy || p.gradient_copy != kCopy) return false;
+  if (!can_store_runs(spec, p, outputs_of(spec, p.value), kLanes)) return false;
+  const int64_t blocks = blocks_of(p);
+  if (!p.is_grad()) return blocks <= kMostBlocks && forward_bytes(p, blocks) <= spec.device.shared_memory_bytes;
+  // Four warpgroups have 128 registers a thread, of which the sums of wide heads take half.
+  if (blocks > (p.width > 32 ? kMostBlocks - 1 : kMostBlocks)) return false;
+  const ir::Type& out = spec.body.type(spec.body.node(p.value).operands[1]);
+  return out.dtype == ir::DType::bf16 && spec.alignment[static_cast<size_t>(p.inputs[1])] % 16 == 0 &&
+         gradient_bytes(p) <= spec.device.shared_memory_bytes;
+}
+
+std::vector<TileChoice> attention_wgmma_choices(const KernelSpec& spec) {
+  const AttentionProblem p = attention_problem(spec);
+  if (p.is_grad()) return {};
+  TileChoice choice;
+  choice.problem = problem_text(spec, fmt::format("engines {} tokens, {} heads of {}{}", p.length, p.heads, p.width,
+                                                  p.is_wide_index ? ", wide" : ""));
+  choice.batch = p.images;
+  for (const int64_t warpgroups : forward_candidates(p, spec.device)) {
+    choice.tiles.push_back(fmt::format("{} rows", kBlockTokens * warpgroups));
+  }
+  return {choice};
+}
+
+void emit_attention_wgmma(const KernelSpec& spec, Emission& emission) {
+  const AttentionProblem p = attention_problem(spec);
+  if (p.is_grad()) {
+    emission.launch(gradient_kernel(spec, p));
+    return;
+  }
+  KernelDraft draft = forward_kernel(spec, p, forward_candidates(p, spec.device).at(spec.tile(0)));
+  draft.choice = 0;
+  emission.launch(std::move(draft));
+}
+
+}  // namespace difuse::codegen::cuda

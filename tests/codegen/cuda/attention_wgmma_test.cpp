@@ -1,0 +1,214 @@
+// Attention and its gradient on Hopper: run on the CPU they give what the reference gives, bit by bit the same for an
+// image alone and in a batch; their kernels compile without spills, and they are chosen where heads fit a block.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "codegen/cuda/emit/attention/tiles.h"
+#include "codegen/jit/nvrtc.h"
+#include "ir/builder.h"
+#include "tests/codegen/cuda/body_run.h"
+
+namespace difuse::codegen::cuda {
+namespace {
+
+using ir::Builder;
+using ir::DType;
+using ir::Graph;
+using ir::QkvOrder;
+using ir::Tensor;
+using ir::TensorMap;
+using ir::Type;
+using ir::Value;
+
+struct Case {
+  int64_t length, heads, width;
+  QkvOrder order = QkvOrder::heads_first;
+  int64_t images = 2;
+  int64_t alignment = 256;
+
+  friend void PrintTo(const Case& c, std::ostream* to) { *to << c.name(); }
+  std::string name() const { return fmt::format("l{}_h{}_w{}_{}", length, heads, width, ir::to_string(order)); }
+
+  Type qkv(DType dtype = DType::bf16) const { return {dtype, {images, length, 3 * heads * width}}; }
+  Type out(DType dtype = DType::bf16) const { return {dtype, {images, length, heads * width}}; }
+  ir::AttentionAttrs attrs() const { return {heads, order}; }
+
+  Graph forward(DType dtype = DType::bf16) const {
+    Graph body("body");
+    Builder b(body);
+    const auto a = b.attention(b.input("0", qkv(dtype)), attrs());
+    body.set_output("0", b.cast(a.out, DType::bf16));
+    body.set_output("1", a.lse);
+    body.set_output("2", a.out);
+    return body;
+  }
+  Graph gradient(DType dout = DType::bf16) const {
+    Graph body("body");
+    Builder b(body);
+    const Value x = b.input("0", qkv()), y = b.input("1", out());
+    const Value log_sum = b.input("2", {DType::f32, {images, heads, length}});
+    const Value dqkv = b.attention_grad(x, y, log_sum, b.input("3", out(dout)), attrs());
+    body.set_output("0", b.cast(dqkv, DType::bf16));
+    body.set_output("1", dqkv);
+    return body;
+  }
+  bool has_gradient() const { return length <= (width > 32 ? 192 : 256); }
+};
+
+Tensor random_tensor(const Type& type, uint64_t seed, double shift_of_keys = 0, int64_t width = 1) {
+  std::mt19937_64 random(seed);
+  std::normal_distribution<double> normal(0.1, 1);
+  Tensor t(type);
+  for (size_t i = 0; i < t.data.size(); ++i) {
+    const auto part = static_cast<int64_t>(i) / width % 3;
+    t.data[i] = ir::round_to(normal(random) + (part == 0 ? shift_of_keys : part == 1 ? -shift_of_keys : 0), type.dtype);
+  }
+  return t;
+}
+
+Tensor rounded(Tensor t, DType dtype) {
+  for (double& x : t.data) x = ir::round_to(x, dtype);
+  t.type.dtype = dtype;
+  return t;
+}
+
+/// What the reference's forward leaves for the gradient.
+TensorMap gradient_inputs(const Case& c, const Tensor& qkv) {
+  TensorMap forward = ir::run_reference(c.forward(), {{"0", qkv}}, {}).outputs;
+  return {{"0", qkv},
+          {"1", forward.at("0")},
+          {"2", rounded(forward.at("1"), DType::f32)},
+          {"3", random_tensor(c.out(), 3)}};
+}
+
+Recorder emitted(const Placed& placed) {
+  EXPECT_TRUE(accepts_attention_wgmma(placed.spec));
+  Recorder recorder;
+  emit_attention_wgmma(placed.spec, recorder);
+  return recorder;
+}
+
+TensorMap run(const Case& c, const Graph& body, const TensorMap& inputs) {
+  const Placed placed = place(body, {.alignment = c.alignment}, h100());
+  return run_drafts(placed, emitted(placed), inputs, "sm_90a");
+}
+
+/// Probabilities and scores' gradients are rounded to 8 bits.
+void expect_near(const Graph& body, const TensorMap& inputs, const TensorMap& got, double most) {
+  const TensorMap want = ir::run_reference(body, inputs, {}).outputs;
+  for (const auto& [name, tensor] : got) {
+    const double allowed = tensor.type.dtype == DType::bf16 ? std::max(most, 8e-3) : most;
+    EXPECT_LE(ir::relative_error(tensor.data, want.at(name).data), allowed) << "output " << name;
+  }
+}
+
+constexpr double kRounded = 6e-3;
+
+class AttentionWgmmaCase : public ::testing::TestWithParam<Case> {};
+
+TEST_P(AttentionWgmmaCase, AgreesWithTheReference) {
+  const Case& c = GetParam();
+  const Tensor qkv = random_tensor(c.qkv(), 1);
+  const Graph forward = c.forward(), gradient = c.gradient();
+  expect_near(forward, {{"0", qkv}}, run(c, forward, {{"0", qkv}}), kRounded);
+  if (!c.has_gradient()) return;
+  const TensorMap inputs = gradient_inputs(c, qkv);
+  expect_near(gradient, inputs, run(c, gradient, inputs), kRounded);
+}
+
+TEST_P(AttentionWgmmaCase, CompilesWithoutSpills) {
+  const auto nvrtc = NvrtcLibrary::load();
+  if (!nvrtc) GTEST_SKIP() << "no NVRTC";
+  const Case& c = GetParam();
+  std::vector<Graph> bodies = {c.forward()};
+  if (c.has_gradient()) bodies.push_back(c.gradient());
+  for (const Graph& body : bodies) {
+    Placed placed = place(body, {}, h100());
+    const auto choices = attention_wgmma_choices(placed.spec);
+    for (size_t tile = 0; tile < (choices.empty() ? 1 : choices[0].tiles.size()); ++tile) {
+      placed.spec.tiles = {tile};
+      expect_compiles(*nvrtc, emitted(placed).drafts.at(0), {"sm_90a"});
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, AttentionWgmmaCase,
+                         ::testing::Values(Case{256, 2, 32, QkvOrder::heads_first, 1},
+                                           Case{64, 3, 32, QkvOrder::qkv_first}, Case{49, 4, 16},
+                                           Case{100, 1, 64, QkvOrder::qkv_first, 1}, Case{7, 2, 8},
+                                           Case{130, 1, 24, QkvOrder::qkv_first, 1, 16},
+                                           Case{192, 1, 64, QkvOrder::heads_first, 1},
+                                           Case{250, 1, 40, QkvOrder::heads_first, 1}),
+                         [](const auto& one) { return one.param.name(); });
+
+TEST(AttentionWgmma, MissingKeysOfVeryNegativeScoresAddNothing) {
+  const Case c{80, 1, 32, QkvOrder::heads_first, 1};
+  const Tensor qkv = random_tensor(c.qkv(), 5, 6, c.width);  // Scores about -200.
+  const Graph forward = c.forward(), gradient = c.gradient();
+  expect_near(forward, {{"0", qkv}}, run(c, forward, {{"0", qkv}}), 2e-2);
+  const TensorMap inputs = gradient_inputs(c, qkv);
+  expect_near(gradient, inputs, run(c, gradient, inputs), 2e-2);
+}
+
+/// The last image of `batch`.
+Tensor last_image(const Tensor& batch) {
+  Type type = batch.type;
+  const auto size = static_cast<ptrdiff_t>(type.elements() / type.shape[0]);
+  type.shape[0] = 1;
+  Tensor t(type);
+  std::copy(batch.data.end() - size, batch.data.end(), t.data.begin());
+  return t;
+}
+
+TEST(AttentionWgmma, AnImagesBitsDoNotDependOnTheBatch) {
+  Case c{65, 2, 32, QkvOrder::qkv_first, 3};
+  const TensorMap batch = gradient_inputs(c, random_tensor(c.qkv(), 10));
+  TensorMap one;
+  for (const auto& [name, tensor] : batch) one[name] = last_image(tensor);
+  for (const bool is_grad : {false, true}) {
+    c.images = 3;
+    const Graph body = is_grad ? c.gradient() : c.forward();
+    const TensorMap all = run(c, body, batch);
+    const std::string source = emitted(place(body, {}, h100())).drafts[0].source;
+    c.images = 1;
+    const Graph alone = is_grad ? c.gradient() : c.forward();
+    for (const auto& [name, tensor] : run(c, alone, one)) EXPECT_EQ(last_image(all.at(name)).data, tensor.data) << name;
+    EXPECT_EQ(source, emitted(place(alone, {}, h100())).drafts[0].source);
+  }
+}
+
+TEST(AttentionWgmma, BlocksDoNotChangeBits) {
+  const Case c{200, 1, 32, QkvOrder::heads_first, 1};
+  const Graph body = c.forward();
+  const TensorMap inputs = {{"0", random_tensor(c.qkv(), 11)}};
+  const TensorMap first = run(c, body, inputs);
+  Placed placed = place(body, {}, h100());
+  const size_t tiles = attention_wgmma_choices(placed.spec).at(0).tiles.size();
+  EXPECT_EQ(tiles, 3u);
+  for (size_t tile = 1; tile < tiles; ++tile) {
+    placed.spec.tiles = {tile};
+    for (const auto& [name, tensor] : run_drafts(placed, emitted(placed), inputs, "sm_90a")) {
+      EXPECT_EQ(tensor.data, first.at(name).data) << name;
+    }
+  }
+}
+
+TEST(AttentionWgmma, IsChosenWhereHeadsFit) {
+  const auto chosen = [](const Graph& body, const ir::DeviceSpec& device, int64_t alignment = 256) {
+    return find_emitter(place(body, {.alignment = alignment}, device).spec).name;
+  };
+  const Case c{256, 6, 32};
+  EXPECT_EQ(chosen(c.forward(), h100()), "attention_wgmma");
+  EXPECT_EQ(chosen(c.gradient(), h100()), "attention_wgmma");
+  EXPECT_EQ(chosen(c.gradient(), *ir::find_device_spec("a100")), "attention");
+  EXPECT_EQ(chosen(c.gradient(), h100(), 8), "attention");
+  EXPECT_EQ(chosen(c.gradient(DType::f32), h100()), "attention");
+  EXPECT_EQ(chosen(c.forward(DType::f16), h100()), "attention");
+  EXPECT_EQ(chosen(Case{257, 1, 32}.forward(), h100()), "attention");
+  EXPECT_EQ(chosen(Case{256, 1, 64}.gradient(), h100()), "attention");
+  EXPECT_EQ(chosen(Case{64, 1, 128}.forward(), h100()), "attention");
+  EXPECT_EQ(chosen(Case{64, 1, 20}.forward(), h100()), "attention");
+}
+
+}  // namespace
+}  // namespace difuse::codegen::cuda
