@@ -14,23 +14,6 @@ using ir::Node;
 using ir::Shape;
 using ir::Value;
 
-/// What the fused loop runs over: a contraction's result, else the largest shape in the body, but for what is sliced.
-Shape iteration_shape(const Graph& body) {
-  Shape largest;
-  const auto see = [&](const Shape& shape) {
-    if (ir::element_count(shape) > ir::element_count(largest)) largest = shape;
-  };
-  for (int id = 0; id < body.size(); ++id) {
-    const Node& node = body.node(id);
-    if (ir::has_trait(node, ir::kContraction)) return node.types[0].shape;
-    if (node.op == ir::Op::input) continue;
-    for (const ir::Type& t : node.types) see(t.shape);
-    if (node.op == ir::Op::slice) continue;
-    for (const Value v : node.operands) see(body.type(v).shape);
-  }
-  return largest;
-}
-
 /// Whether the input is read for a reduction otherwise than through a result: where the reduction is not computed
 /// beside the results, it is read again.
 bool is_reduced(const Graph& body, int input) {
@@ -74,6 +57,22 @@ bool one_pass(const Graph& body) {
 }
 
 }  // namespace
+
+Shape iteration_shape(const Graph& body) {
+  Shape largest;
+  const auto see = [&](const Shape& shape) {
+    if (ir::element_count(shape) > ir::element_count(largest)) largest = shape;
+  };
+  for (int id = 0; id < body.size(); ++id) {
+    const Node& node = body.node(id);
+    if (ir::has_trait(node, ir::kContraction)) return node.types[0].shape;
+    if (node.op == ir::Op::input) continue;
+    for (const ir::Type& t : node.types) see(t.shape);
+    if (node.op == ir::Op::slice) continue;
+    for (const Value v : node.operands) see(body.type(v).shape);
+  }
+  return largest;
+}
 
 InPlace::InPlace(const Graph& graph, int id) : graph_(graph), node_(graph.node(id)) {
   operands_.assign(node_.operands.size(), false);

@@ -7,6 +7,9 @@
 
 namespace difuse::passes {
 
+/// What a fusion's body runs over: a contraction's result, else the largest shape in it, but for what is sliced.
+ir::Shape iteration_shape(const ir::Graph& body);
+
 /// What one node allows. A pair (operand, result) is allowed when element i of the operand is read only for what is
 /// written at element i, both have the same shape and the same bytes an element. The node must read an element before
 /// it writes it, in one pass: a fusion with channel_moments (mean first, then deviations) allows nothing, nor does one

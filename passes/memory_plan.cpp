@@ -28,6 +28,7 @@ int64_t aligned(int64_t bytes) { return (bytes + kArenaAlignment - 1) / kArenaAl
 struct Storage {
   int64_t bytes = 0;
   int begin = 0, end = -1;  ///< First node that writes, last that reads any of its values.
+  int rest_begin = 0;       ///< First node that writes what no part takes up.
   bool permanent = false;
   int parent = -1;
   int64_t parent_offset = 0, offset = -1;
@@ -36,6 +37,14 @@ struct Storage {
 struct Place {
   int storage = -1;
   int64_t offset = 0;
+};
+
+/// Bytes of a storage that are free until the same node. A packed vector has one piece for each of its parts.
+struct Piece {
+  int64_t offset = 0, bytes = 0;  ///< From the storage's start, later from the arena's.
+  int begin = 0, end = -1;
+
+  bool meets(const Piece& other) const { return begin <= other.end && other.begin <= end; }
 };
 
 class Planner {
@@ -106,7 +115,7 @@ class Planner {
   int new_storage(Value v, bool permanent) {
     Storage s;
     s.bytes = graph_.type(v).bytes();
-    s.begin = turn(v.node).first;
+    s.begin = s.rest_begin = turn(v.node).first;
     s.permanent = permanent;
     storages_.push_back(s);
     return static_cast<int>(storages_.size()) - 1;
@@ -271,28 +280,70 @@ class Planner {
     place_largest_first(top);
   }
 
+  /// By storage that lies in no other.
+  std::vector<std::vector<Piece>> pieces() {
+    std::vector<std::vector<int>> parts(storages_.size());
+    std::vector<std::vector<Piece>> result(storages_.size());
+    for (int i = 0; i < static_cast<int>(storages_.size()); ++i) {
+      if (storage(i).parent >= 0) parts[static_cast<size_t>(storage(i).parent)].push_back(i);
+    }
+    for (int i = 0; i < static_cast<int>(storages_.size()); ++i) {
+      if (storage(i).parent < 0) add_pieces(i, 0, storage(i).end, parts, result[static_cast<size_t>(i)]);
+    }
+    return result;
+  }
+
+  /// Those of one storage, `offset` bytes from the start of the outermost one, which is read until `end`.
+  void add_pieces(int id, int64_t offset, int end, const std::vector<std::vector<int>>& parts, std::vector<Piece>& to) {
+    const Storage& s = storage(id);
+    std::vector<int> inside = parts[static_cast<size_t>(id)];
+    std::ranges::sort(inside, {}, [&](int part) { return storage(part).parent_offset; });
+    int64_t at = 0;
+    const auto rest_until = [&](int64_t next) {
+      if (next > at) to.push_back({offset + at, next - at, s.rest_begin, end});
+    };
+    for (const int part : inside) {
+      rest_until(storage(part).parent_offset);
+      add_pieces(part, offset + storage(part).parent_offset, end, parts, to);
+      at = storage(part).parent_offset + storage(part).bytes;
+    }
+    rest_until(s.bytes);
+  }
+
   void place_largest_first(int64_t floor) {
+    std::vector<std::vector<Piece>> pieces = this->pieces();
     std::vector<int> order;
     for (int i = 0; i < static_cast<int>(storages_.size()); ++i) {
       if (!storage(i).permanent && storage(i).parent < 0) order.push_back(i);
     }
     std::ranges::stable_sort(order, [&](int a, int b) { return storage(a).bytes > storage(b).bytes; });
-    std::vector<int> placed;  // by offset
+    std::vector<Piece> placed;  // by offset
     for (int i : order) {
       Storage& s = storage(i);
-      int64_t at = floor;
-      for (int j : placed) {
-        const Storage& other = storage(j);
-        if (options_.reuse && (other.end < s.begin || s.end < other.begin)) continue;
-        if (other.offset - at >= aligned(s.bytes)) break;
-        at = std::max(at, other.offset + aligned(other.bytes));
+      std::vector<Piece>& own = pieces[static_cast<size_t>(i)];
+      s.offset = lowest(floor, own, placed);
+      plan_.arena_bytes = std::max(plan_.arena_bytes, s.offset + aligned(s.bytes));
+      for (Piece& piece : own) {
+        piece.offset += s.offset;
+        placed.insert(std::ranges::upper_bound(placed, piece.offset, {}, &Piece::offset), piece);
       }
-      s.offset = at;
-      plan_.arena_bytes = std::max(plan_.arena_bytes, at + aligned(s.bytes));
-      const auto position =
-          std::ranges::upper_bound(placed, at, {}, [&](int j) { return storages_[static_cast<size_t>(j)].offset; });
-      placed.insert(position, i);
     }
+  }
+
+  /// The first offset from `at` on where none of the pieces takes the place of one that is placed.
+  int64_t lowest(int64_t at, const std::vector<Piece>& pieces, const std::vector<Piece>& placed) const {
+    for (int64_t before = -1; before != at;) {
+      before = at;
+      for (const Piece& piece : pieces) {
+        for (const Piece& other : placed) {
+          if (options_.reuse && !piece.meets(other)) continue;
+          if (other.offset >= at + piece.offset + piece.bytes) break;
+          if (other.offset + other.bytes > at + piece.offset) at = aligned(other.offset + other.bytes - piece.offset);
+        }
+      }
+      if (pieces.size() == 1) break;
+    }
+    return at;
   }
 
   MemoryPlan finish() {

@@ -6,8 +6,8 @@
 //
 // Values that need no bytes of their own:
 // - reshape and view lie where their operand lies (view: plus its offset);
-// - an operand of pack is made in its slice of the packed vector, unless it is a leaf, lies inside another value or is
-//   already packed elsewhere: then the pack node copies it (the placements differ);
+// - an operand of pack is made in its slice of the packed vector, free for others until then, unless it is a leaf, lies
+//   inside another value or is already packed elsewhere: then the pack node copies it (the placements differ);
 // - a result of an elementwise fusion takes the place of an operand of the same size that dies there (in place);
 // - the next value of a state is made in the state's own place when every other reader of the state runs before (or it
 //   is elementwise in it); otherwise it is copied there after the last node (`state_copies`).

@@ -14,6 +14,7 @@
 #include "passes/canonicalize.h"
 #include "passes/filter_layout.h"
 #include "passes/fusion/grow.h"
+#include "passes/rematerialize.h"
 #include "passes/rewrite.h"
 
 namespace difuse::passes {
@@ -43,6 +44,11 @@ std::vector<Pass> default_passes(const PipelineOptions& options, FusionReport* r
   }
   // What fusion recomputes inside its bodies leaves dead values behind; nothing may follow that makes more.
   passes.push_back({"dead_code", remove_dead_code});
+  // What is kept for long depends on what the kernels read, and on their order: after fusion, and after what is dead.
+  if (options.fuse) {
+    passes.push_back(
+        {"rematerialize", [report](const ir::Graph& g, PassContext& c) { return rematerialize(g, c, report); }});
+  }
   return passes;
 }
 

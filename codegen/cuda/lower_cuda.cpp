@@ -164,7 +164,7 @@ CudaPlan lower_cuda(Graph graph, passes::MemoryPlan memory, const ir::DeviceSpec
   PlanWriter writer(plan, device, decisions);
   // What waits should not drive out of L2 what follows, but for large parts a launch less is worth as much as L2.
   // Beside the arena it is little in any case.
-  constexpr int64_t kShare = 32;
+  constexpr int64_t kShare = 24;
   LaunchOrder order(plan, std::clamp(plan.memory.arena_bytes / kShare, device.l2_bytes / 2, device.l2_bytes));
   for_each_spec(plan.graph, plan.memory, device, [&](const KernelSpec& spec, int node) {
     order.begin(node);

@@ -16,6 +16,10 @@ inline constexpr int kMostEpilogueTensors = 4;  ///< Operands as large as the re
 inline constexpr int64_t kMostRowElements = 1024;
 /// Arithmetic is free only while it is little: longer chains are saved, not recomputed.
 inline constexpr int kMostRecomputedNodes = 32;
+/// A step that keeps less for an image is not short of memory: a GPU's holds thousands of such images.
+inline constexpr int64_t kLeastKeptBytes = int64_t{4} << 20;
+/// Of a smaller tensor, bytes of each image, what is spared is not worth an order that keeps launches apart.
+inline constexpr int64_t kLeastImageBytes = int64_t{64} << 10;
 /// What a block reads one element after the other, or one run of a row, before its loop begins: four for each thread.
 inline constexpr int64_t kMostPreambleLoads = 1024;
 /// Elements of a loop that one block of a kernel runs over, at least.

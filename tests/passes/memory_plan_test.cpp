@@ -395,6 +395,23 @@ TEST(MemoryPlan, PackedValuesAreMadeInTheirSlices) {
   EXPECT_NE(plan.at({5, 0}).offset, base + 256) << "already packed elsewhere";
 }
 
+TEST(MemoryPlan, ASliceIsFreeUntilItsPartIsMade) {
+  const Graph graph = graph_of(R"(
+    %0 = input {name = "x", dtype = f32, shape = [64]} : f32[64]
+    %1 = exp %0 : f32[64]
+    %2 = neg %0 : f32[64]
+    %3 = reduce_sum %2 {axes = [0]} : f32[]
+    %4 = broadcast %3 {shape = [64], dims = []} : f32[64]
+    %5 = pack %4, %1 {size = 192, offsets = [0, 64]} : f32[192]
+    output "packed" = %5)");
+  const MemoryPlan plan = check(graph);
+  EXPECT_EQ(plan.at({4, 0}).offset, plan.at({5, 0}).offset);
+  EXPECT_EQ(plan.at({1, 0}).offset, plan.at({5, 0}).offset + 256);
+  EXPECT_EQ(plan.at({2, 0}).offset, plan.at({4, 0}).offset) << "gone before the slice is written";
+  EXPECT_EQ(plan.at({3, 0}).offset, plan.at({5, 0}).offset + 512) << "the gap is zeroed at last";
+  EXPECT_EQ(plan.arena_bytes, 256 + 768);
+}
+
 TEST(MemoryPlan, AdamIsInPlace) {
   for (const bool fuse : {false, true}) {
     const Graph graph = run_pipeline(tests::adam(200), {}, {.fuse = fuse});

@@ -41,6 +41,28 @@ Graph norm_block(int64_t batch, int64_t height, int64_t width, int64_t channels,
   return graph;
 }
 
+Graph scaled_convolutions(int64_t batch, int depth, int64_t channels) {
+  Graph graph("scaled_convolutions");
+  Builder b(graph);
+  const ir::Shape image{batch, 8, 8, channels};
+  Value x = b.input("image", {DType::f32, image});
+  std::vector<Value> wanted;
+  std::vector<std::string> names;
+  for (int i = 0; i < depth; ++i) {
+    names.push_back("scale" + std::to_string(i));
+    wanted.push_back(b.input(names.back(), {DType::f32, {channels}}));
+    const Value scaled = b.mul(x, b.broadcast_channels(wanted.back(), image));
+    names.push_back("filter" + std::to_string(i));
+    wanted.push_back(b.input(names.back(), {DType::f32, {channels, 3, 3, channels}}));
+    x = b.conv_fprop(b.silu(scaled), wanted.back(), 1, 1);
+  }
+  const Value loss = b.mean_all(b.square(x));
+  const auto gradients = passes::differentiate(b, loss, wanted);
+  graph.set_output("loss", loss);
+  for (size_t i = 0; i < wanted.size(); ++i) graph.set_output("d" + names[i], gradients[i]);
+  return graph;
+}
+
 Graph adam(int64_t size) {
   Graph graph("adam");
   Builder b(graph);

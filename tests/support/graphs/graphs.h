@@ -12,6 +12,11 @@ namespace difuse::tests {
 /// Inputs "image" and the parameters; outputs "loss" and one gradient per parameter.
 ir::Graph norm_block(int64_t batch, int64_t height, int64_t width, int64_t channels, int64_t groups);
 
+/// `depth` times SiLU of scaled channels and a 3x3 convolution of an 8x8 image, mean square and gradients: whatever a
+/// convolution reads can be computed again from what the gradient reads. Inputs "image", "scale<i>", "filter<i>";
+/// outputs "loss", "dscale<i>", "dfilter<i>".
+ir::Graph scaled_convolutions(int64_t batch, int depth, int64_t channels);
+
 /// One AdamW step over a flat vector, with a clipped norm: states "p", "m", "v", "ema"; input "g"; output "norm".
 ir::Graph adam(int64_t size);
 
