@@ -16,11 +16,21 @@ __device__ __forceinline__ Run<f32, lanes> sum_of_splits(const f32* from, long l
   const int first = part * each, end = first + each < splits ? first + each : splits;
   Run<f32, lanes> sum = {};
   if (valid) {
-#pragma unroll 8
-    for (int i = first; i < end; ++i) {
-      const Run<f32, lanes> more = load_run<lanes>(from + i * size);
+    constexpr int batch = 8;  // Loads at once, of what is left as well: one by one they would take as long each.
+#pragma unroll 1
+    for (int i = first; i < end; i += batch) {
+      Run<f32, lanes> more[batch];
 #pragma unroll
-      for (int l = 0; l < lanes; ++l) sum[l] += more[l];
+      for (int b = 0; b < batch; ++b) {
+        if (i + b < end) more[b] = load_run<lanes>(from + (i + b) * size);
+      }
+#pragma unroll
+      for (int b = 0; b < batch; ++b) {
+        if (i + b < end) {
+#pragma unroll
+          for (int l = 0; l < lanes; ++l) sum[l] += more[b][l];
+        }
+      }
     }
   }
   if constexpr (parts == 1) return sum;

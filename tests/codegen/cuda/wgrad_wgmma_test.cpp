@@ -193,14 +193,15 @@ TEST(WgradWgmma, CutsTheMeasuredShapes) {
     int64_t rows, images, blocks, tiles, groups;
   };
   // One group for each processor; where even shares of whole blocks cost less than a tile more, those; where there is
-  // less to do than the partial sums cost, fewer. Of small images, one for each block of the result.
+  // less to do than the partial sums cost, fewer, of smaller blocks of the result. Of small images, one for each block.
   for (const Row& row :
        {Row{{32, 64, 64, 64, 64}, 16, 1, 1, 1024, 132}, Row{{32, 64, 64, 192, 64}, 16, 1, 3, 1024, 132},
         Row{{32, 32, 32, 320, 128}, 16, 1, 10, 256, 130}, Row{{32, 16, 16, 192, 192}, 16, 1, 9, 64, 126},
         Row{{32, 8, 8, 256, 256}, 8, 2, 48, 16, 48}, Row{{128, 8, 8, 256, 256}, 8, 2, 48, 64, 192},
         Row{{32, 8, 8, 512, 256}, 8, 2, 96, 16, 96}, Row{{32, 64, 64, 192, 192}, 16, 1, 9, 1024, 132},
         Row{{32, 8, 8, 768, 768}, 8, 2, 216, 16, 216}, Row{{2, 28, 28, 64, 64}, 14, 1, 1, 16, 7},
-        Row{{32, 64, 64, 192, 64, 1, 0}, 8, 1, 1, 2048, 132}, Row{{32, 8, 8, 256, 768, 1, 0}, 8, 1, 48, 32, 48}}) {
+        Row{{32, 64, 64, 192, 64, 1, 0}, 8, 1, 1, 2048, 132}, Row{{32, 16, 16, 192, 576, 1, 0}, 8, 1, 3, 128, 96},
+        Row{{32, 16, 16, 192, 192, 1, 0}, 8, 1, 3, 128, 96}, Row{{32, 8, 8, 256, 768, 1, 0}, 8, 1, 48, 32, 48}}) {
     const Graph body = wgrad(row.shapes);
     const Placed placed = place(body, {}, h100());
     const auto w = halo_wgrad(placed.spec);

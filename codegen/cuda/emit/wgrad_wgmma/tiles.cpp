@@ -12,8 +12,8 @@ namespace {
 // 64 x 192 sums are 96 registers of a thread, and three consumers have room for them.
 constexpr int64_t kMostChunks = 3;
 constexpr int64_t kLeastSlots = 3, kMostSlots = 8;
-// Of a group's products: with less work, writing its partial sums and adding them costs more than the processor saves.
-constexpr int64_t kLeastCycles = 4608;
+// Of a block: with less work, writing its partial sums and adding them costs more than the processor saves.
+constexpr int64_t kLeastPixels = 256;
 constexpr int64_t kRankedBatch = 32;
 
 /// The fewest of equal parts.
@@ -43,10 +43,20 @@ int64_t most_slots(const HaloWgrad& w, WgradTile tile, const ir::DeviceSpec& dev
   return std::min(kMostSlots, room / shared_bytes(w, tile));
 }
 
-/// What blocks are where is_whole is false.
+/// So many blocks of the kernel have enough to do.
+int64_t most_blocks(const HaloWgrad& w, const WgradTile& tile) {
+  return block_count(w, tile) * w.tiles() * w.pixels() / kLeastPixels;
+}
+
+/// What blocks are where is_whole is false: large ones read less, but their sums are more bytes. By shape alone.
 WgradTile dealt_tile(const HaloWgrad& w) {
-  if (w.is_line()) return {.row_chunks = chunks_of(w.outputs), .column_chunks = chunks_of(w.inputs), .tap_rows = 1};
-  return {};
+  if (!w.is_line()) return {};
+  constexpr int64_t kEnough = 64;  // Half of the processors.
+  WgradTile tile{.row_chunks = chunks_of(w.outputs), .column_chunks = chunks_of(w.inputs), .tap_rows = 1};
+  HaloWgrad usual = w;
+  usual.batch = kRankedBatch;
+  if (most_blocks(usual, tile) < kEnough) tile.row_chunks = 1;
+  return tile;
 }
 
 bool has_registers(const HaloWgrad& w, const WgradTile& tile) {
@@ -95,7 +105,7 @@ int64_t group_count(const HaloWgrad& w, const WgradTile& tile, const ir::DeviceS
   const int64_t blocks = block_count(w, tile);
   if (w.is_whole) return blocks * w.splits();
   const int64_t units = blocks * w.tiles();
-  const int64_t all = std::clamp<int64_t>(units * unit_cycles(w, tile) / kLeastCycles, 1, device.processors);
+  const int64_t all = std::clamp<int64_t>(most_blocks(w, tile), 1, device.processors);
   const int64_t even = all / blocks * blocks;
   return even > 0 && units * (all - even) < all * even ? even : all;
 }
