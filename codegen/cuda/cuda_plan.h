@@ -50,6 +50,13 @@ struct Grid {
   bool operator==(const Grid&) const = default;
 };
 
+/// What a second stage does that only adds an image's parts of each channel: to[i] is [images, channels], the sum of
+/// from[i], [images, terms, channels], over the terms; all f32. With images = 0 it does something else.
+struct PartSums {
+  int64_t images = 0, terms = 0, channels = 0;
+  std::vector<Argument> from = {}, to = {};
+};
+
 /// One launch.
 struct KernelCall {
   int source = -1;  ///< Index into CudaPlan::sources.
@@ -69,6 +76,7 @@ struct KernelCall {
   std::vector<int> more_nodes = {};  ///< The nodes of the members after the first.
   bool is_copy = false;              ///< Copies a state, after all nodes; `node` is where the next value comes from.
   bool is_second_stage = false;      ///< KernelDraft::is_second_stage.
+  PartSums part_sums = {};           ///< KernelDraft::part_sums.
 
   int node_of(int member) const { return member == 0 ? node : more_nodes[static_cast<size_t>(member) - 1]; }
 };
@@ -90,6 +98,9 @@ struct CudaPlan {
   std::vector<DecidedTile> decided = {};
   /// What a step has at another batch, for the sources alone: they are compiled with the others.
   std::vector<KernelCall> prepared = {};
+  /// Second stages that a later node's kernel does as well (join/part_sums.h). Who looks at nodes one by one runs them
+  /// behind their nodes' launches.
+  std::vector<KernelCall> taken_over = {};
 };
 
 }  // namespace difuse::codegen::cuda

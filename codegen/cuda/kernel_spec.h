@@ -57,6 +57,7 @@ struct KernelDraft {
   int choice = -1;  ///< Which choice of its emitter is the kernel's tile; -1: none.
   /// Makes results of what an earlier launch of the spec left in the workspace, which it does not change.
   bool is_second_stage = false;
+  PartSums part_sums = {};  ///< Of such a second stage.
 };
 
 /// Bytes: what an emitter has of the workspace starts at a multiple.

@@ -167,8 +167,8 @@ CudaPlan lower_cuda(Graph graph, passes::MemoryPlan memory, const ir::DeviceSpec
   constexpr int64_t kShare = 24;
   LaunchOrder order(plan, std::clamp(plan.memory.arena_bytes / kShare, device.l2_bytes / 2, device.l2_bytes));
   for_each_spec(plan.graph, plan.memory, device, [&](const KernelSpec& spec, int node) {
-    order.begin(node);
-    writer.emit(spec, node, order.held());
+    const TakenSums taken = order.begin(node, spec);
+    writer.emit(taken.spec(), node, order.held());
     order.end(node, spec, find_emitter(spec).independent, writer.workspace_ranges());
   });
   order.finish();

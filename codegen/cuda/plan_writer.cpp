@@ -83,6 +83,7 @@ KernelCall PlanWriter::call_of(KernelDraft draft) {
   call.tensor_maps = std::move(draft.tensor_maps);
   call.bytes = draft.bytes, call.flops = draft.flops, call.choice = draft.choice;
   call.is_second_stage = draft.is_second_stage;
+  call.part_sums = std::move(draft.part_sums);
   return call;
 }
 

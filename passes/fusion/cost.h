@@ -20,10 +20,12 @@ inline constexpr int kMostRecomputedNodes = 32;
 inline constexpr int64_t kLeastKeptBytes = int64_t{4} << 20;
 /// Of a smaller tensor, bytes of each image, what is spared is not worth an order that keeps launches apart.
 inline constexpr int64_t kLeastImageBytes = int64_t{64} << 10;
-/// What a block reads one element after the other, or one run of a row, before its loop begins: four for each thread.
+/// What a block reads before its loop begins, in runs of 16 bytes: eight for each thread, all of them in flight at
+/// once.
 inline constexpr int64_t kMostPreambleLoads = 1024;
-/// Elements of a loop that one block of a kernel runs over, at least.
+/// Elements of a loop that one block of a kernel runs over, at least; and where an image and its batch have so many.
 inline constexpr int64_t kBlockElements = 2048;
+inline constexpr int64_t kLargeBlockElements = 16384;
 /// From so many pixels on, an image has blocks of its own where its pixels are summed.
 inline constexpr int64_t kLeastImagePixels = 64;
 

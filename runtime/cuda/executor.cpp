@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <map>
 #include <numeric>
 
@@ -30,7 +31,8 @@ CudaExecutor::CudaExecutor(std::shared_ptr<const CudaDevice> device, std::unique
                  fmt::format("the workspace of the graph \"{}\"", plan_->graph.name())),
       uploads_(*device_),
       fetches_(std::make_shared<FetchPool>(device_)),
-      launches_(*device_, *plan_, kernels_, arena_.address(), workspace_.address()),
+      launches_(*device_, *plan_, plan_->calls, kernels_, arena_.address(), workspace_.address()),
+      taken_over_(*device_, *plan_, plan_->taken_over, kernels_, arena_.address(), workspace_.address()),
       seconds_(plan_->calls.size()) {
   arena_.zero();
   workspace_.zero();
@@ -144,6 +146,7 @@ std::vector<KernelProfile> CudaExecutor::profile() const {
 void CudaExecutor::run_observed(NodeObserver& observer) {
   wait();
   struct Part {
+    Launches& launches;
     size_t call;
     int member;
   };
@@ -156,14 +159,18 @@ void CudaExecutor::run_observed(NodeObserver& observer) {
       if (call.is_copy) places.erase(node);
       const auto [it, fresh] = places.try_emplace(node, nodes.size());
       if (fresh) nodes.push_back({node, {}});
-      nodes[it->second].second.push_back({i, member});
+      nodes[it->second].second.push_back({launches_, i, member});
     }
+  }
+  for (size_t i = 0; i < taken_over_.size(); ++i) {
+    const auto same = [&](const auto& node) { return node.first == plan_->taken_over[i].node; };
+    std::ranges::find_if(nodes, same)->second.push_back({taken_over_, i, 0});
   }
   for (const auto& [node, parts] : nodes) {
     observer.before(node);
     for (const Part& part : parts) {
-      launches_.launch_member(part.call, part.member);
-      device_->wait(launches_.name_of(part.call));
+      part.launches.launch_member(part.call, part.member);
+      device_->wait(part.launches.name_of(part.call));
     }
     observer.after(node);
   }

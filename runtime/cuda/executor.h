@@ -70,7 +70,7 @@ class CudaExecutor final : public Executor {
   DeviceMemory arena_, workspace_;
   UploadRing uploads_;
   std::shared_ptr<FetchPool> fetches_;
-  Launches launches_;
+  Launches launches_, taken_over_;  // The step's, and what it has no launch for.
   bool has_run_ = false;
   std::unique_ptr<CudaGraph> graph_;
 

@@ -13,19 +13,20 @@ namespace difuse::runtime {
 using codegen::cuda::Argument;
 using codegen::cuda::KernelCall;
 
-Launches::Launches(const CudaDevice& device, const codegen::cuda::CudaPlan& plan, const LoadedKernels& kernels,
-                   cuda::DevicePointer arena, cuda::DevicePointer workspace)
+Launches::Launches(const CudaDevice& device, const codegen::cuda::CudaPlan& plan, const std::vector<KernelCall>& calls,
+                   const LoadedKernels& kernels, cuda::DevicePointer arena, cuda::DevicePointer workspace)
     : device_(device),
       plan_(plan),
+      calls_(calls),
       arena_(arena),
       workspace_(workspace),
-      launches_(plan.calls.size()),
+      launches_(calls.size()),
       // On older cards the kernels' own waiting is empty.
       may_depend_(device.spec().architecture >= 90) {
   dependent_.id = cuda::LaunchAttributeId::programmatic_stream_serialization;
   dependent_.value.programmatic_stream_serialization = 1;
   for (size_t i = 0; i < launches_.size(); ++i) {
-    const KernelCall& call = plan_.calls[i];
+    const KernelCall& call = calls_[i];
     Launch& launch = launches_[i];
     constexpr int64_t kMostX = (int64_t{1} << 31) - 1, kMostYZ = 65535;
     const auto fits = [](int64_t extent, int64_t most) { return extent >= 1 && extent <= most; };
@@ -75,7 +76,7 @@ uint64_t Launches::address(const Argument& argument) const {
 }
 
 std::string Launches::name_of(size_t call) const {
-  const KernelCall& c = plan_.calls[call];
+  const KernelCall& c = calls_[call];
   return fmt::format("the kernel {} (%{} of the graph \"{}\")", plan_.sources[static_cast<size_t>(c.source)].name,
                      c.node, plan_.graph.name());
 }
@@ -89,8 +90,8 @@ void Launches::launch(size_t call, bool dependent) {
 }
 
 void Launches::launch_member(size_t call, int member) {
-  if (plan_.calls[call].members == 1) return this->launch(call, /*dependent=*/false);
-  const auto row = static_cast<size_t>(row_bytes(plan_.calls[call]));
+  if (calls_[call].members == 1) return this->launch(call, /*dependent=*/false);
+  const auto row = static_cast<size_t>(row_bytes(calls_[call]));
   Launch& launch = launches_[call];
   std::vector<codegen::cuda::TableLine> first = launch.table;
   std::memcpy(first.data(), reinterpret_cast<const std::byte*>(launch.table.data()) + row * static_cast<size_t>(member),

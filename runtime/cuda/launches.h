@@ -1,4 +1,4 @@
-// A plan's calls with addresses in them, ready to be put on the GPU's stream.
+// Some calls of a plan with addresses in them, ready to be put on the GPU's stream.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +14,11 @@ namespace difuse::runtime {
 
 class Launches {
  public:
-  /// `kernels` are those of the plan; both, and the memory, must outlive the launches. Throws Error naming the kernel
-  /// whose grid is beyond what a GPU takes.
-  Launches(const CudaDevice& device, const codegen::cuda::CudaPlan& plan, const LoadedKernels& kernels,
-           cuda::DevicePointer arena, cuda::DevicePointer workspace);
+  /// `calls` and `kernels` are those of the plan; all of them, and the memory, must outlive the launches. Throws Error
+  /// naming the kernel whose grid is beyond what a GPU takes.
+  Launches(const CudaDevice& device, const codegen::cuda::CudaPlan& plan,
+           const std::vector<codegen::cuda::KernelCall>& calls, const LoadedKernels& kernels, cuda::DevicePointer arena,
+           cuda::DevicePointer workspace);
 
   Launches(const Launches&) = delete;  // Holds addresses of itself.
   Launches& operator=(const Launches&) = delete;
@@ -44,6 +45,7 @@ class Launches {
 
   const CudaDevice& device_;
   const codegen::cuda::CudaPlan& plan_;
+  const std::vector<codegen::cuda::KernelCall>& calls_;
   cuda::DevicePointer arena_, workspace_;
   std::vector<Launch> launches_;
   cuda::LaunchAttribute dependent_{};

@@ -139,7 +139,7 @@ CudaTimer::CudaTimer(TimerTools& tools, const TuningSite& site, CudaPlan plan, c
       arena_(device_, static_cast<size_t>(site.arena_bytes()), site.name()),
       workspace_(device_, static_cast<size_t>(plan_.workspace_bytes), site.name()),
       expected_(device_, static_cast<size_t>(results_bytes_), site.name()),
-      launches_(device_, plan_, kernels_, arena_.address(), workspace_.address()) {
+      launches_(device_, plan_, plan_.calls, kernels_, arena_.address(), workspace_.address()) {
   for (const TuningSite::Place& operand : site.operands()) {
     tools_.fill(arena_.address() + static_cast<cuda::DevicePointer>(operand.offset), operand);
   }

@@ -288,6 +288,36 @@ TEST_F(FakeCuda, OneLaunchOfTwoNodesIsShownNodeByNode) {
   }
 }
 
+TEST_F(FakeCuda, WhatALaterNodeTakesOverIsShownWhereItBelongs) {
+  // The sum x + c stays in the workspace, where y's kernel reads it.
+  CudaPlan plan = running_sum();
+  const Argument sum{Argument::Kind::workspace, 0}, place = plan.calls[0].arguments[0];
+  plan.calls[0].arguments[0] = plan.calls[1].arguments[1] = sum;
+  plan.taken_over.push_back(
+      {.source = 1, .node = plan.calls[0].node, .grid = {}, .arguments = {place, sum, {.value = 4}}});
+  struct Observer : NodeObserver {
+    Observer(const Executor& from, int of) : executor(from), node(of) {}
+    void before(int) override {}
+    void after(int id) override {
+      if (id == node) executor.read_value({node, 0}, std::as_writable_bytes(std::span(seen)));
+    }
+    const Executor& executor;
+    int node;
+    Numbers seen{};
+  };
+  CudaExecutor e(device_, plan, kernels(), {});
+  Observer observer(e, plan.calls[0].node);
+  write(e, Numbers{5, 0, 0, 0});
+  e.run_observed(observer);
+  EXPECT_EQ(observer.seen, (Numbers{6, 2, 3, 4}));
+  EXPECT_EQ(output(e), (Numbers{6, 2, 3, 4}));
+  write(e, Numbers{7, 0, 0, 0});
+  e.run();
+  EXPECT_EQ(output(e), (Numbers{14, 4, 6, 8}));
+  e.read_value({observer.node, 0}, std::as_writable_bytes(std::span(observer.seen)));
+  EXPECT_EQ(observer.seen, (Numbers{6, 2, 3, 4})) << "a step has no launch for it";
+}
+
 TEST_F(FakeCuda, AKernelThatFailsIsNamed) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   for (const bool check : {false, true}) {

@@ -103,10 +103,61 @@ TEST(JoinedLaunches, OtherKernelsStayApart) {
   Graph graph("step");
   Builder b(graph);
   const Value x = b.input("x", {DType::f32, {4, 16}}), y = b.input("y", {DType::f32, {4, 20}});
-  graph.set_output("a", b.reduce_sum(x, {0}));
-  graph.set_output("b", b.reduce_sum(y, {0}));
-  graph.set_output("c", b.reduce_max(x, {0}));
+  graph.set_output("a", b.reduce_max(x, {0}));
+  graph.set_output("b", b.reduce_max(y, {0}));
+  graph.set_output("c", b.reduce_sum(x, {0}));
   EXPECT_EQ(members(joined_plan(graph)), (std::vector{1, 1, 1}));
+}
+
+TEST(JoinedLaunches, SumsOverRowsOfAnyLengthAreOneKernel) {
+  Graph graph("step");
+  Builder b(graph);
+  std::vector<Value> sums;
+  std::vector<int64_t> offsets;
+  for (const int64_t columns : {16, 20, 257, 64}) {
+    const Value x = b.input("x" + std::to_string(columns), {DType::f32, {37, columns}});
+    offsets.push_back(static_cast<int64_t>(sums.size()) * 320);
+    sums.push_back(b.reduce_sum(x, {0}));
+  }
+  graph.set_output("gradient", b.pack(sums, offsets, 1280));
+  EXPECT_EQ(members(joined_plan(graph)), (std::vector{4, 1}));  // And the gaps.
+  expect_same_bits(graph);
+  const ir::TensorMap inputs = random_leaves(graph, ir::Op::input, 1);
+  expect_near_reference(graph, run(*lower_emulated(graph), inputs, {}), inputs, {}, 1e-5);
+}
+
+/// A convolution whose image's channels are scaled by their sums, which its kernel leaves in parts.
+Graph scaled_by_sums(int64_t side, bool others_read_first) {
+  Graph graph("step");
+  Builder b(graph);
+  const ir::Shape shape{2, side, side, 64};
+  const Value x = b.input("x", {DType::bf16, shape}), w = b.input("w", {DType::bf16, {64, 3, 3, 64}});
+  const Value y = b.cast(b.conv_fprop(x, w, /*stride=*/1, /*pad=*/1), DType::bf16);
+  const Value sums = b.reduce_sum(b.cast(y, DType::f32), {1, 2});
+  Value scaled = b.mul(b.cast(y, DType::f32), b.broadcast_image_channels(sums, shape));
+  if (others_read_first) {
+    const Value product = b.matmul(sums, b.input("m", {DType::f32, {64, 64}}));
+    scaled = b.mul(scaled, b.broadcast_image_channels(product, shape));
+  }
+  graph.set_output("z", b.cast(scaled, DType::bf16));
+  graph.set_output("sums", sums);
+  return passes::run_pipeline(graph, device(), {});
+}
+
+TEST(JoinedLaunches, WhoReadsAnImagesSumsAddsItsParts) {
+  const auto plan = [](const Graph& graph) {
+    return codegen::cuda::lower_cuda(graph, passes::plan_memory(graph), device());
+  };
+  const Graph taken = scaled_by_sums(16, false), apart = scaled_by_sums(16, true);
+  EXPECT_EQ(members(plan(taken)), (std::vector{1, 1}));
+  EXPECT_EQ(members(plan(apart)), (std::vector{1, 1, 1, 1})) << "they are there already";
+  EXPECT_EQ(members(plan(scaled_by_sums(8, false))), (std::vector{1, 1})) << "one part is the sum";
+  const ir::TensorMap inputs = random_leaves(apart, ir::Op::input, 1);
+  ir::TensorMap fewer = inputs;
+  fewer.erase("m");
+  const CpuRun results = run(*lower_emulated(taken), fewer, {}), whole = run(*lower_emulated(apart), inputs, {});
+  EXPECT_EQ(results.outputs.at("sums"), whole.outputs.at("sums"));
+  expect_near_reference(taken, results, fewer, {}, 4e-3);
 }
 
 TEST(JoinedLaunches, TheNextValueOfAStateIsMadeInItsPlace) {

@@ -83,6 +83,32 @@ __device__ __forceinline__ float combine_block(float value, float* shared) {
   return value;
 }
 
+/// Of `count` values, a power of two: each of the first half gets its partner of the second, and so on. They stay in
+/// registers, which a loop over the halves would not see to.
+template <int count>
+__device__ __forceinline__ float sum_of_halves(float* value) {
+  if constexpr (count == 1) {
+    return value[0];
+  } else {
+#pragma unroll
+    for (int i = 0; i < count / 2; ++i) value[i] += value[i + count / 2];
+    return sum_of_halves<count / 2>(value);
+  }
+}
+
+/// The sum of x[t * step] over t < terms, in the order in which finish adds them with so many rows of threads.
+template <int terms, int rows>
+__device__ __forceinline__ float sum_of_parts(const float* x, int step) {
+  float part[rows] = {};
+  for (int first = 0; first < terms; first += rows) {
+#pragma unroll
+    for (int r = 0; r < rows; ++r) {
+      if (first + r < terms) part[r] += x[(first + r) * step];
+    }
+  }
+  return sum_of_halves<rows>(part);
+}
+
 /// Combines what kernels left in parts: to[m] of x[first(m) + step(t)] over t < terms, m < results. A block holds
 /// `columns` results; its other threads share the terms, and `shared` holds a float for each of them. Columns and the
 /// rest of the block are powers of two.

@@ -79,9 +79,11 @@ Rows repeated_rows(const ir::Graph& body, const ir::Shape& shape) {
   return best;
 }
 
-/// Rows of one thread: one where otherwise the card would not be busy.
-int64_t rows_per_thread(int64_t runs, int at_once, const ir::DeviceSpec& device) {
-  const int64_t rows = ceil_div(runs, device.processors * kBusyThreads);
+/// Rows of one thread: one where otherwise the card would not be busy. A preamble that more rows share is worth fewer
+/// threads.
+int64_t rows_per_thread(int64_t runs, int at_once, const KernelSpec& spec) {
+  const int64_t threads = spec.preamble == nullptr ? kBusyThreads : kBusyThreads / 2;
+  const int64_t rows = ceil_div(runs, spec.device.processors * threads);
   return rows == 1 ? 1 : std::min(kMostRows, ceil_div(rows, at_once) * at_once);
 }
 
@@ -101,7 +103,7 @@ void emit_repeated(const KernelSpec& spec, const ir::Graph& body, const Rows& at
   // Fewer where an image has no more; but the batch may be among the rows, and a preamble's threads are whole warps.
   if (at.begin > 0 && spec.preamble == nullptr) height = std::min(height, rows);
   const int at_once = tensors.runs_at_once(lanes);
-  const int64_t chunk = height * rows_per_thread(outer * rows * runs, at_once, spec.device);
+  const int64_t chunk = height * rows_per_thread(outer * rows * runs, at_once, spec);
 
   std::vector<size_t> stored;
   for (size_t r = 0; r < body.outputs().size(); ++r) {

@@ -1,7 +1,8 @@
-// Loops over images that repeat what is finished of an image's partial results: a group_finish, or elementwise ops over
-// short rows that are reduced (reduction/rows.cpp). Every block of the loop's kernel makes them of its image, in shared
-// memory; the image's first block stores them where others read them too. What is left is an elementwise body, or sums
-// over pixels, that reads them as it reads its other operands.
+// Loops over images that repeat what is finished of an image's partial results: a group_finish, sums of the parts that
+// another kernel left of an image's channels, or elementwise ops over short rows that are reduced (reduction/rows.cpp).
+// Every block of the loop's kernel makes them of its image, in shared memory; the image's first block stores them where
+// others read them too. What is left is an elementwise body, or sums over pixels, that reads them as it reads its other
+// operands.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 
 #include "codegen/cuda/emit/finishes.h"
 #include "codegen/cuda/emit/reduction/parts.h"
+#include "codegen/cuda/join/part_sums.h"
 #include "codegen/cuda/kernel_spec.h"
 #include "codegen/cuda/source/parameters.h"
 #include "codegen/node_body.h"
@@ -37,6 +39,11 @@ class WithPreamble {
         made_.push_back({id, 0});
         made_.push_back({id, 1});
       }
+      if (adds_parts(body_, node)) {
+        sums_.push_back(id);
+        made_.push_back({id, 0});
+        continue;
+      }
       // A sum over an image's pixels reduces four dimensions to fewer; what is computed of rows begins with three.
       const bool reduces_rows =
           reduction::is_reduction(node) && node.op != Op::group_finish && body_.type(node.operands[0]).rank() == 3;
@@ -56,7 +63,7 @@ class WithPreamble {
         looped_.push_back(r);
       }
     }
-    const Graph loop = loop_body();
+    const Graph loop = with_inputs(made_.size());
     std::vector<Value> values;
     for (const size_t r : looped_) values.push_back(loop.outputs()[r].value);
     loop_ = part_of(loop, values);
@@ -71,8 +78,10 @@ class WithPreamble {
       const auto is_input = [&](Value v) { return body_.node(v).op == Op::input; };
       if (!std::ranges::all_of(node.operands, is_input) || node.types[0].shape[0] != shape[0]) return false;
     }
+    const auto is_of_images = [&](int id) { return body_.node(id).types[0].shape[0] == shape[0]; };
+    if (!std::ranges::all_of(sums_, is_of_images) || part_bytes(body_) > kMostPartBytes) return false;
     if (!row_results_.empty()) {
-      const Graph rows = part_of(body_, row_results_);
+      const Graph rows = this->rows();
       if (!accepts_reduction(rows) || !reduction::reads_rows_again(rows)) return false;
       if (body_.type(row_results_[0]).rank() != 3 || body_.type(row_results_[0]).shape[0] != shape[0]) return false;
     }
@@ -81,7 +90,7 @@ class WithPreamble {
 
   void emit(Emission& emission) {
     Preamble preamble;
-    preamble.headers = {"group_finish.cuh", "vector.cuh", "ops.cuh", "reduce.cuh"};
+    preamble.headers = {"group_finish.cuh", "vector.cuh", "ops.cuh", "reduce.cuh", "stage.cuh"};
     preamble.first_operand = spec_.operands.size();
     preamble.text = "const index_t this_image = static_cast<index_t>($image);\n";
     KernelSpec loop{loop_, spec_.operands, spec_.alignment, {}, {}, spec_.name, spec_.flops, spec_.device};
@@ -95,12 +104,20 @@ class WithPreamble {
       loop.operands.push_back(Argument::number(0));
       loop.alignment.push_back(kMadeAlignment);
     }
+    std::string finishes;
     for (const int id : finishes_) {
       const size_t first = made_number({id, 0});
-      preamble.text += group_finish_statements(body_, id, operands_of(id, preamble),
-                                               {fmt::format("made{}", first), fmt::format("made{}", first + 1)});
+      finishes += group_finish_statements(body_, id, staged_operands(id, preamble),
+                                          {fmt::format("made{}", first), fmt::format("made{}", first + 1)});
     }
-    if (!row_results_.empty()) add_rows(preamble);
+    std::string sums;
+    for (const int id : sums_) sums += sum_statements(id, staged_operands(id, preamble)[0]);
+    if (!finishes_.empty() || !sums_.empty()) preamble.text += "stage::wait();\n";
+    preamble.text += finishes + sums;
+    if (!row_results_.empty()) {
+      if (!finishes_.empty() || !sums_.empty()) preamble.text += "__syncthreads();\n";
+      add_rows(preamble);
+    }
     preamble.text += "__syncthreads();\n";
     for (size_t i = 0; i < made_.size(); ++i) preamble.text += pointer(i, fmt::format("p{}", operand(i)));
     for (const size_t r : stored_) store(preamble, r);
@@ -143,13 +160,14 @@ class WithPreamble {
                        elements(made));
   }
 
-  /// With what the preamble makes as inputs.
-  Graph loop_body() const {
+  /// With the first `count` of what the preamble makes as inputs. `rows` gets the row results.
+  Graph with_inputs(size_t count, std::vector<Value>* rows = nullptr) const {
     return ir::rebuild(body_, [&](Graph& to, int id, const Node& node, const std::vector<Value>& operands) {
       std::vector<Value> results = ir::copy_node(to, node, operands);
+      if (rows != nullptr && std::ranges::count(row_results_, Value{id, 0}) > 0) rows->push_back(results[0]);
       for (int r = 0; r < static_cast<int>(results.size()); ++r) {
         const size_t made = made_number({id, r});
-        if (made == made_.size()) continue;
+        if (made >= count) continue;
         results[static_cast<size_t>(r)] =
             ir::Builder(to).input(std::to_string(operand(made)), node.types[static_cast<size_t>(r)]);
       }
@@ -170,11 +188,45 @@ class WithPreamble {
     return shape[1] * shape[2] >= kLeastPixels && accepts_reduction(loop_);
   }
 
-  std::vector<std::string> operands_of(int id, Preamble& preamble) {
+  /// What is computed of rows, of what is finished before.
+  Graph rows() const {
+    std::vector<Value> results;
+    const Graph finished = with_inputs(made_.size() - row_results_.size(), &results);
+    return part_of(finished, results);
+  }
+
+  /// Copies the block's image of the node's operands into shared memory, and gives pointers with which an offset in the
+  /// whole tensor is one in that.
+  std::vector<std::string> staged_operands(int id, Preamble& preamble) {
     std::vector<std::string> pointers;
-    for (const Value v : body_.node(id).operands) pointers.push_back(read(input_number(body_.node(v)), preamble));
+    for (const Value v : body_.node(id).operands) {
+      const int input = input_number(body_.node(v));
+      const std::string from = read(input, preamble), name = fmt::format("staged{}", input);
+      pointers.push_back(fmt::format("whole{}", input));
+      if (!staged_.insert(input).second) continue;
+      const int64_t elements = body_.type(v).elements() / body_.type(v).shape[0];
+      const bool in_runs = elements % 4 == 0 && spec_.alignment[static_cast<size_t>(input)] % 16 == 0;
+      preamble.text += fmt::format(R"(__shared__ alignas({0}) float {1}[{2}];
+stage::copy<{2}, {3}, $threads>({1}, {4} + this_image * {2});
+const float* const {5} = {1} - this_image * {2};
+)",
+                                   kMadeAlignment, name, elements, in_runs ? 4 : 1, from, pointers.back());
+    }
     return pointers;
   }
+
+  /// In the order in which a kernel that only adds the parts does it.
+  std::string sum_statements(int id, const std::string& parts) const {
+    const Node& node = body_.node(id);
+    const size_t made = made_number({id, 0});
+    const int64_t terms = body_.type(node.operands[0]).shape[1], channels = elements(made);
+    return fmt::format(R"(for (int c = static_cast<int>(threadIdx.x); c < {0}; c += $threads) {{
+  made{1}[c] = reduce::sum_of_parts<{2}, {3}>({4} + this_image * {5} + c, {0});
+}}
+)",
+                       channels, made, terms, reduction::part_rows(terms), parts, terms * channels);
+  }
+
   /// The name of an operand's pointer in the preamble.
   std::string read(int input, Preamble& preamble) {
     std::string name = fmt::format("q{}", input);
@@ -187,12 +239,18 @@ class WithPreamble {
   }
 
   void add_rows(Preamble& preamble) {
-    const Graph rows = part_of(body_, row_results_);
+    const Graph rows = this->rows();
     KernelSpec spec{rows, spec_.operands, spec_.alignment, {}, {}, spec_.name, 0, spec_.device};
     std::string pointers;
     for (const int id : rows.leaves(Op::input)) {
       const int input = input_number(rows.node(id));
       const std::string type = storage_type(rows.node(id).types[0].dtype);
+      if (input >= static_cast<int>(spec_.operands.size())) {
+        pointers += pointer(static_cast<size_t>(input) - spec_.operands.size(), fmt::format("p{}", input));
+        spec.operands.resize(static_cast<size_t>(input) + 1);
+        spec.alignment.resize(spec.operands.size(), kMadeAlignment);
+        continue;
+      }
       pointers += fmt::format("[[maybe_unused]] const {}* const p{} = {};\n", type, input, read(input, preamble));
     }
     for (size_t r = 0; r < row_results_.size(); ++r) {
@@ -220,11 +278,11 @@ class WithPreamble {
   const KernelSpec& spec_;
   const Graph& body_;
   std::vector<bool> rows_;  // by node: computed of a row's reduction
-  std::vector<int> finishes_;
+  std::vector<int> finishes_, sums_;
   std::vector<Value> made_, row_results_;
   std::vector<size_t> stored_, looped_;  // outputs
   Graph loop_{"loop"};
-  std::set<int> read_;
+  std::set<int> read_, staged_;  // inputs
 };
 
 }  // namespace

@@ -69,8 +69,15 @@ int LaunchOrder::first_read(int node, const KernelSpec& spec, const KernelCall& 
   return first;
 }
 
-void LaunchOrder::begin(int node) {
+TakenSums LaunchOrder::begin(int node, const KernelSpec& spec) {
   if (node > range_.last || node <= latest_) run_group();
+  if (node > latest_ && node > range_.last) {
+    range_ = {node, node};
+    for (const passes::NodeRange& range : plan_.memory.together) {
+      if (range.first <= node && node <= range.last) range_ = range;
+    }
+  }
+  TakenSums taken = take(node, spec);
   for (size_t i = 0; i < waiting_.size();) {
     if (node <= latest_ || waiting_[i].until <= node) {
       run_waiting(i);
@@ -79,17 +86,35 @@ void LaunchOrder::begin(int node) {
       ++i;
     }
   }
-  if (node <= latest_ || node <= range_.last) return;
-  range_ = {node, node};
-  for (const passes::NodeRange& range : plan_.memory.together) {
-    if (range.first <= node && node <= range.last) range_ = range;
+  return taken;
+}
+
+/// A node that runs with others has their kernel.
+TakenSums LaunchOrder::take(int node, const KernelSpec& spec) {
+  std::vector<PartSums> sums;
+  std::vector<size_t> places;
+  const bool is_alone = node > latest_ && range_.first == range_.last;
+  for (size_t i = 0; i < waiting_.size() && is_alone; ++i) {
+    if (waiting_[i].until != node || waiting_[i].call.part_sums.images == 0) continue;
+    sums.push_back(waiting_[i].call.part_sums);
+    places.push_back(i);
   }
+  TakenSums taken(spec, sums);
+  for (size_t s = sums.size(); s-- > 0;) {
+    if (!taken.taken(s)) continue;
+    const auto at = waiting_.begin() + static_cast<std::ptrdiff_t>(places[s]);
+    taken_over_.push_back(std::move(*at));
+    waiting_.erase(at);
+  }
+  return taken;
 }
 
 std::vector<WorkspaceRange> LaunchOrder::held() const {
   std::vector<WorkspaceRange> ranges;
   for (const auto& lowered : group_) std::ranges::copy(lowered.workspace, std::back_inserter(ranges));
-  for (const auto& waiting : waiting_) std::ranges::copy(waiting.workspace, std::back_inserter(ranges));
+  for (const auto* list : {&waiting_, &taken_over_}) {
+    for (const Waiting& waiting : *list) std::ranges::copy(waiting.workspace, std::back_inserter(ranges));
+  }
   return ranges;
 }
 
@@ -114,6 +139,8 @@ void LaunchOrder::end(int node, const KernelSpec& spec, bool independent, std::v
     }
   }
   group_.push_back(std::move(lowered));
+  for (Waiting& waiting : taken_over_) plan_.taken_over.push_back(std::move(waiting.call));
+  taken_over_.clear();
   latest_ = std::max(latest_, node);
 }
 

@@ -195,6 +195,7 @@ KernelCall Joiner::joined(const std::vector<const KernelCall*>& members) {
   call.table_bytes = most_members(call) * row_of(with_blocks(call)).bytes;
   call.grid = {0, call.grid.y, call.members};
   call.bytes = call.flops = 0;
+  call.part_sums = {};
   call.arguments.clear();
   call.tensor_maps.clear();
   for (const KernelCall* member : members) {
@@ -229,7 +230,7 @@ std::vector<KernelCall> Joiner::join(const std::vector<KernelCall>& calls) {
 
 void remove_unused_sources(CudaPlan& plan) {
   std::vector<int> place(plan.sources.size(), -1);
-  for (const auto* calls : {&plan.calls, &plan.prepared}) {
+  for (const auto* calls : {&plan.calls, &plan.prepared, &plan.taken_over}) {
     for (const KernelCall& call : *calls) place[static_cast<size_t>(call.source)] = 0;
   }
   std::vector<CudaSource> used;
@@ -239,7 +240,7 @@ void remove_unused_sources(CudaPlan& plan) {
     used.push_back(std::move(plan.sources[i]));
   }
   plan.sources = std::move(used);
-  for (auto* calls : {&plan.calls, &plan.prepared}) {
+  for (auto* calls : {&plan.calls, &plan.prepared, &plan.taken_over}) {
     for (KernelCall& call : *calls) call.source = place[static_cast<size_t>(call.source)];
   }
 }

@@ -4,6 +4,7 @@
 
 #include <functional>
 
+#include "codegen/cuda/emit/reduction/parts.h"
 #include "codegen/node_body.h"
 #include "ir/builder.h"
 #include "ir/strips.h"
@@ -59,6 +60,7 @@ struct Gradient {
   int64_t n, h, w, groups, row;
   DType dtype = DType::bf16;
   bool sums_image = true, sums_all = false, stores_rows = false;
+  int64_t parts = 0;  ///< Of what the channels have summed; 0: it is there as a whole.
 };
 
 /// dy + x a + b, where a and b are a group's share of what its channels have summed; and sums of it over pixels.
@@ -70,8 +72,11 @@ Graph gradient(const Gradient& g) {
   int64_t input = 0;
   const auto next = [&](ir::Type type) { return b.input(std::to_string(input++), std::move(type)); };
   const Value dy = next({g.dtype, shape}), x = next({g.dtype, shape});
-  const Value s0 = next({DType::f32, rows}), s1 = next({DType::f32, rows}),
-              gamma = next({DType::f32, {g.groups, g.row}});
+  const auto summed = [&] {
+    if (g.parts == 0) return next({DType::f32, rows});
+    return b.reduce_sum(next({DType::f32, {g.n, g.parts, g.groups, g.row}}), {1});
+  };
+  const Value s0 = summed(), s1 = summed(), gamma = next({DType::f32, {g.groups, g.row}});
   const Value scale = b.broadcast(gamma, rows, {1, 2});
   const auto share = [&](Value v) { return b.broadcast(b.reduce_sum(b.mul(v, scale), {2}), rows, {0, 1}); };
   const Value a = b.neg(share(s0)), c = b.mul(share(s1), s0);
@@ -84,6 +89,19 @@ Graph gradient(const Gradient& g) {
   if (g.sums_image) result(b.reduce_sum(sum, {1, 2}));
   if (g.sums_all) result(b.reduce_sum(sum, {0, 1, 2}));
   if (g.stores_rows) result(a);
+  if (g.parts > 0) result(s0), result(s1);
+  return body;
+}
+
+/// x times what its channel has summed over the image, in parts.
+Graph scaled_by_sum(int64_t n, int64_t h, int64_t w, int64_t channels, int64_t parts) {
+  Graph body("body");
+  Builder b(body);
+  const ir::Shape shape{n, h, w, channels};
+  const Value x = b.cast(b.input("0", {DType::bf16, shape}), DType::f32);
+  const Value sum = b.reduce_sum(b.input("1", {DType::f32, {n, parts, channels}}), {1});
+  body.set_output("0", b.mul(x, b.broadcast_image_channels(sum, shape)));
+  body.set_output("1", sum);
   return body;
 }
 
@@ -114,6 +132,9 @@ struct Case {
 Case norm(const std::string& name, Norm n, const Places& places = {}) {
   return {name, [n](int64_t batch) mutable { return n.n = batch, normalised(n); }, n.n, places};
 }
+Case parts(const std::string& name, int64_t side, int64_t channels, int64_t parts) {
+  return {"parts_" + name, [=](int64_t batch) { return scaled_by_sum(batch, side, side, channels, parts); }};
+}
 Case rows(const std::string& name, Gradient g, const Places& places = {}) {
   return {"rows_" + name, [g](int64_t batch) mutable { return g.n = batch, gradient(g); }, g.n, places};
 }
@@ -132,6 +153,7 @@ std::vector<Case> cases() {
       norm("one_is_read_by_others", {3, 8, 8, 8, {64}, DType::bf16, false, true}, {.unwanted = {1}}),
       norm("aligned_16", {2, 8, 8, 4, {24}}, {.alignment = 16}),
       norm("groups_of_many_parts", {2, 32, 16, 1, {16}, DType::f32}),
+      norm("many_strips", {2, 64, 40, 8, {16}}),
       rows("small", {3, 8, 8, 32, 8}),
       rows("f32_in_place", {2, 8, 9, 4, 6, DType::f32}, {.in_place = {{0, 0}}}),
       rows("odd", {2, 9, 8, 3, 5}),
@@ -142,6 +164,12 @@ std::vector<Case> cases() {
       rows("are_read_by_others", {3, 8, 8, 4, 6, DType::bf16, true, false, true}),
       rows("few_are_wanted", {3, 8, 8, 4, 6, DType::bf16, true, false, true}, {.unwanted = {0}}),
       rows("long", {2, 8, 8, 1, 320}),
+      rows("of_parts", {3, 16, 16, 4, 8, DType::bf16, true, false, false, 2}),
+      rows("of_many_parts", {2, 24, 24, 4, 6, DType::bf16, true, false, false, 33}),
+      rows("of_parts_that_others_read", {3, 8, 8, 3, 5, DType::f32, true, true, true, 3}),
+      parts("of_channels", 16, 24, 8),
+      parts("of_odd_channels", 9, 7, 5),
+      parts("as_many_as_may_be", 12, 12, 256),
   };
 }
 
@@ -230,6 +258,22 @@ TEST(Preamble, ChangesNoBit) {
   EXPECT_EQ(run_drafts(second, emitted(second), more, "sm_90a").at("0").data, together.at("0").data);
 }
 
+/// As the second stage of a kernel that left them adds them.
+TEST(Preamble, AddsPartsInTheOrderOfASecondStage) {
+  for (const int64_t terms : {2, 8, 33}) {
+    const Graph body = scaled_by_sum(2, 9, 9, 20, terms);
+    const ir::TensorMap inputs = inputs_of(body);
+    const Placed placed = place(body, {}, h100());
+    const ir::TensorMap together = run_drafts(placed, emitted(placed), inputs, "sm_90a");
+    Recorder recorder;
+    reduction::emit_finish(recorder, {{2, false}, {terms, true}, {20, false}}, {false}, {placed.spec.operands[1]},
+                           {placed.spec.results[1]});
+    const PartSums& sums = recorder.drafts.at(0).part_sums;
+    EXPECT_EQ(std::vector({sums.images, sums.terms, sums.channels}), (std::vector<int64_t>{2, terms, 20}));
+    EXPECT_EQ(run_drafts(placed, recorder, inputs, "sm_90a").at("1").data, together.at("1").data) << terms;
+  }
+}
+
 TEST(Preamble, LeavesToOthersWhatIsComputedOfMore) {
   const auto accepts = [](const std::function<void(Builder&, Graph&)>& write) {
     Graph body("body");
@@ -250,6 +294,14 @@ TEST(Preamble, LeavesToOthersWhatIsComputedOfMore) {
     body.set_output("0", b.reduce_sum(centred(b, {2, 4, 4, 8}), {1, 2}));
   }));
   EXPECT_FALSE(accepts([&](Builder& b, Graph& body) { body.set_output("0", statistics(b).mean); }));
+  // More parts than a block has room for.
+  const auto of_parts = [](int64_t parts, int64_t channels) {
+    const Graph body = scaled_by_sum(2, 8, 8, channels, parts);
+    return accepts_with_preamble(place(body, {}, h100()).spec);
+  };
+  EXPECT_TRUE(of_parts(256, 24));
+  EXPECT_FALSE(of_parts(257, 8));
+  EXPECT_FALSE(of_parts(256, 25));
   EXPECT_FALSE(accepts([](Builder& b, Graph& body) { body.set_output("0", b.silu(b.input("0", {DType::f32, {8}}))); }));
 }
 

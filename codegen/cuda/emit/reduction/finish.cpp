@@ -47,7 +47,25 @@ int64_t power_of_two(int64_t at_least, int64_t low, int64_t high) {
   return std::clamp(static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(at_least))), low, high);
 }
 
+constexpr int64_t kTermsPerThread = 4;
+
+/// Threads that share the terms of one of several results that lie together, of `columns` in a block.
+int64_t rows_of(int64_t terms, int64_t columns) {
+  return power_of_two(ceil_div(terms, kTermsPerThread), 64 / columns, 1024 / columns);
+}
+int64_t columns_of(int64_t terms) { return terms > 256 ? 8 : 32; }
+
+/// Where all that it does is to add an image's parts.
+PartSums part_sums(const std::vector<Dim>& dims, const std::vector<bool>& maxima, const std::vector<Argument>& from,
+                   const std::vector<Argument>& to) {
+  const bool of_channels = dims.size() == 3 && !dims[0].reduced && dims[1].reduced && !dims[2].reduced;
+  if (!of_channels || std::ranges::count(maxima, true) > 0) return {};
+  return {dims[0].extent, dims[1].extent, dims[2].extent, from, to};
+}
+
 }  // namespace
+
+int64_t part_rows(int64_t terms) { return rows_of(terms, columns_of(terms)); }
 
 void emit_finish(Emission& emission, std::vector<Dim> dims, const std::vector<bool>& maxima,
                  const std::vector<Argument>& from, const std::vector<Argument>& to) {
@@ -58,11 +76,10 @@ void emit_finish(Emission& emission, std::vector<Dim> dims, const std::vector<bo
   const int64_t inner = dims.back().reduced ? 1 : dims.back().extent;
 
   // Results that lie together are read together; a long contiguous sum is read by neighbouring threads.
-  constexpr int64_t kTermsPerThread = 4;
   int64_t columns = 32, rows = 1;
   if (!dims.back().reduced) {
-    columns = terms > 256 ? 8 : 32;
-    rows = power_of_two(ceil_div(terms, kTermsPerThread), 64 / columns, 1024 / columns);
+    columns = columns_of(terms);
+    rows = rows_of(terms, columns);
   } else if (terms >= 32) {
     columns = 1;
     rows = power_of_two(ceil_div(terms, kTermsPerThread), 32, 256);
@@ -70,6 +87,7 @@ void emit_finish(Emission& emission, std::vector<Dim> dims, const std::vector<bo
 
   KernelDraft draft;
   draft.is_second_stage = true;
+  draft.part_sums = part_sums(dims, maxima, from, to);
   draft.name = fmt::format("finish_{}", from.size());
   std::string parameters, calls;
   for (size_t q = 0; q < from.size(); ++q) {

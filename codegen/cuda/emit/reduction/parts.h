@@ -36,6 +36,9 @@ bool is_wide(const ir::Graph& body);
 
 /// All reductions of the body are reduce_sum and reduce_max over the same axes; there may be none.
 void emit_reduce(const KernelSpec& spec, Emission& emission);
+/// Whether all that the spec's body does is elementwise over a matrix, and sums over its rows.
+bool sums_columns(const KernelSpec& spec);
+void emit_column_sums(const KernelSpec& spec, Emission& emission);
 /// The body has one channel_moments.
 void emit_moments(const KernelSpec& spec, Emission& emission);
 
@@ -54,5 +57,7 @@ struct Dim {
 /// Second stage: reductions of tensors that have these dimensions. `maxima[i]` says what the i-th is.
 void emit_finish(Emission& emission, std::vector<Dim> dims, const std::vector<bool>& maxima,
                  const std::vector<Argument>& from, const std::vector<Argument>& to);
+/// Threads that share the terms where it adds an image's parts of each channel (PartSums): the order of the sum.
+int64_t part_rows(int64_t terms);
 
 }  // namespace difuse::codegen::cuda::reduction

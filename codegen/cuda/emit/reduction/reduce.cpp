@@ -401,6 +401,12 @@ $loop$last$finish}
 
 }  // namespace
 
-void emit_reduce(const KernelSpec& spec, Emission& emission) { FirstStage(spec, emission).emit(); }
+void emit_reduce(const KernelSpec& spec, Emission& emission) {
+  if (sums_columns(spec)) {
+    emit_column_sums(spec, emission);
+  } else {
+    FirstStage(spec, emission).emit();
+  }
+}
 
 }  // namespace difuse::codegen::cuda::reduction
