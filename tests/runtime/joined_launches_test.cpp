@@ -88,6 +88,22 @@ TEST(JoinedLaunches, WhatIsReadyEarlyComesWithTheFirstOfItsKind) {
   expect_same_bits(graph);
 }
 
+// Filter gradients whose kernel is launched in clusters, of which the smaller problem has fewer.
+TEST(JoinedLaunches, PairsOfBlocksStayPairs) {
+  Graph graph("step");
+  Builder b(graph);
+  for (const int64_t n : {1, 4}) {
+    const std::string name = std::to_string(n);
+    const Value x = b.input("x" + name, {DType::bf16, {n, 16, 16, 64}});
+    const Value dy = b.input("dy" + name, {DType::bf16, {n, 16, 16, 64}});
+    graph.set_output("dw" + name, b.conv_wgrad(x, dy, {1, 0, 1, 1}));
+  }
+  const CudaPlan plan = joined_plan(graph);
+  EXPECT_EQ(members(plan), (std::vector{2, 2}));
+  EXPECT_EQ(plan.calls[0].grid.x, 4);
+  expect_same_bits(graph);
+}
+
 TEST(JoinedLaunches, ANodeThatReadsTheOtherOfItsKindStaysApart) {
   Graph graph("step");
   Builder b(graph);

@@ -154,6 +154,8 @@ class Forward {
       take_exponentials(scores, scale_log2);
       unsigned p[step / 16][4];
       round_sums(p, scores);
+#pragma unroll
+      for (int s = 0; s < step / 16; ++s) multiply_registers(p[s]);
       multiply_registers(sums_);
       multiply_fence();
 #pragma unroll
@@ -291,7 +293,11 @@ class Gradient {
       multiply_registers(dp);
       unsigned p[4][4], ds[4][4];
 #pragma unroll
-      for (int k = 0; k < 4; ++k) take_gradients(p[k], ds[k], &scores[k * 8], &dp[k * 8], queries, k, scale_log2);
+      for (int k = 0; k < 4; ++k) {
+        take_gradients(p[k], ds[k], &scores[k * 8], &dp[k * 8], queries, k, scale_log2);
+        multiply_registers(p[k]);
+        multiply_registers(ds[k]);
+      }
       multiply_registers(values_);
       multiply_registers(keys_);
       multiply_fence();

@@ -273,6 +273,8 @@ class Consumer {
     const Place<Tile::halo_slots> operand = halo_;
     if constexpr (Problem::reads_operand) advance_halo();
     if constexpr (takes_turns) {
+      // Another consumer may have the slot next, and can tell its copy only from the one before: that must be complete.
+      if constexpr (Problem::reads_operand) barrier_wait(shared_.halo_full(operand.slot), operand.parity);
       halo_.advance((L::consumers - 1) * L::copies);  // The other consumers'.
       named_barrier_arrive(kTurn + (number_ + 1) % L::consumers, 2 * L::warpgroup);
     }
@@ -283,7 +285,7 @@ class Consumer {
     if constexpr (Problem::reads_operand) {
       arrive(shared_.halo_empty(last_halo_));
       last_halo_ = operand.slot;
-      barrier_wait(shared_.halo_full(operand.slot), operand.parity);
+      if constexpr (!takes_turns) barrier_wait(shared_.halo_full(operand.slot), operand.parity);
     }
   }
 

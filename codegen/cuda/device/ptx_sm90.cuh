@@ -99,6 +99,36 @@ __device__ __forceinline__ void tensor_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
 }
 
+// Clusters: blocks that run at once on processors which reach each other's shared memory, counted by their rank.
+/// Waits until all threads of the cluster's blocks have come. What any of them wrote to shared memory before is seen
+/// after it.
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile("barrier.cluster.arrive;" ::: "memory");
+  asm volatile("barrier.cluster.wait;" ::: "memory");
+}
+/// The same, but for what they wrote: orders no memory, and is several times as fast.
+__device__ __forceinline__ void cluster_meet() {
+  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+  asm volatile("barrier.cluster.wait;" ::: "memory");
+}
+/// This block's rank: read anew wherever it is asked for, so that it holds no register.
+__device__ __forceinline__ int cluster_rank() {
+  int rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+/// Where the block with this rank has what lies at `pointer` in this block's shared memory.
+__device__ __forceinline__ unsigned cluster_address(const void* pointer, int rank) {
+  unsigned address;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(pointer)), "r"(rank));
+  return address;
+}
+/// 16 bytes to an address in the cluster, a multiple of 16.
+__device__ __forceinline__ void cluster_store(unsigned address, float a, float b, float c, float d) {
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(a), "f"(b), "f"(c), "f"(d)
+               : "memory");
+}
+
 /// What this thread wrote to shared memory may be read by the engines after the next barrier.
 __device__ __forceinline__ void fence_shared_for_engines() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -130,7 +160,8 @@ __device__ __forceinline__ void give_registers() {
 template <int row_bytes = 128>
 __device__ __forceinline__ unsigned long long matrix_descriptor(const void* start, int stride, int chunk_stride = 16) {
   static_assert(row_bytes == 128 || row_bytes == 64);
-  return static_cast<unsigned long long>(shared_address(start) >> 4) |
+  // In a cluster an address begins with the block's rank.
+  return static_cast<unsigned long long>((shared_address(start) & 0x3ffffu) >> 4) |
          static_cast<unsigned long long>(chunk_stride >> 4) << 16 | static_cast<unsigned long long>(stride >> 4) << 32 |
          (row_bytes == 128 ? 1ull : 2ull) << 62;
 }
@@ -149,6 +180,12 @@ template <int count>
 __device__ __forceinline__ void multiply_registers(float (&d)[count]) {
 #pragma unroll
   for (int i = 0; i < count; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+/// The same for operands in registers: they are complete before the fence that follows.
+template <int count>
+__device__ __forceinline__ void multiply_registers(unsigned (&a)[count]) {
+#pragma unroll
+  for (int i = 0; i < count; ++i) asm volatile("" : "+r"(a[i])::"memory");
 }
 /// The same where the first product forgets what d held: until then it takes no registers.
 template <int count>

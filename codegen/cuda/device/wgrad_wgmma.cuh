@@ -16,6 +16,10 @@
 // (g + 1) W / G, which may begin in one block of the result and end in another. For each it writes its partial sums,
 // and a second kernel adds those of one block in the order of g. So the order follows from the shape, the batch and G.
 // Where there is one group for each block of the result, its sums are whole, and no second kernel is needed.
+//
+// Partial sums are many bytes. So a group may be a pair of blocks, a cluster: of the group's units of one block of the
+// result each multiplies half, sends half of its sums to the other one, through the other's ring, which is at rest
+// then, and writes what the two have of the other half.
 #pragma once
 #include "codegen/cuda/device/ptx_sm90.cuh"
 #include "codegen/cuda/device/vector.cuh"
@@ -29,12 +33,13 @@ struct Problem {
 };
 
 /// `row_chunks`, `column_chunks`: 64s of output and of input channels in a block of the result; `tap_rows`: rows of the
-/// filter's taps in it, all or one; `blocks`: of the kernel, on a processor at once.
-template <int rows_, int images_, int slots_, int row_chunks_, int column_chunks_, int tap_rows_, int blocks_>
+/// filter's taps in it, all or one; `blocks`: of the kernel, on a processor at once; `cluster`: those of a group, 1 or 2.
+template <int rows_, int images_, int slots_, int row_chunks_, int column_chunks_, int tap_rows_, int blocks_,
+          int cluster_>
 struct Tile {
   static constexpr int rows = rows_, images = images_, slots = slots_;
   static constexpr int row_chunks = row_chunks_, column_chunks = column_chunks_, tap_rows = tap_rows_;
-  static constexpr int blocks = blocks_;
+  static constexpr int blocks = blocks_, cluster = cluster_;
 };
 
 template <class Problem_, class Tile_>
@@ -66,9 +71,11 @@ struct Layout {
   // Partial sums of a block, as the consumers' threads hold them: run i of thread t, four sums, is run i * owners + t.
   static constexpr int owners = consumers * warpgroup, thread_runs = sums / 4, block_runs = owners * thread_runs;
   static constexpr int block_sums = 4 * block_runs;
+  static constexpr int own_runs = thread_runs / Tile::cluster;  ///< Of a thread, that it writes.
 
   static_assert(Tile::rows % 2 == 0 && (is_line ? Tile::images == 1 : Tile::column_chunks == 1));
   static_assert(Problem::filter % Tile::tap_rows == 0 && (Tile::row_chunks == 1 || Tile::tap_rows == 1));
+  static_assert(Tile::cluster == 1 || (Tile::cluster == 2 && owners * own_runs * 16 <= barriers_at));
 
   /// Which 64 of the block's output channels a consumer has, and which of its rows of taps.
   __device__ __forceinline__ static int row_chunk(int consumer) { return Tile::tap_rows == 1 ? consumer : 0; }
@@ -118,12 +125,32 @@ __device__ __forceinline__ int element_of(const Sizes& of, unsigned block, unsig
   return (output * of.filter * of.filter + tap) * of.inputs + input;
 }
 
-/// Units [first, end) of all that there are.
+/// Tiles of a block of the result.
 struct Units {
-  long long first, end;
+  int block, tile, count;
+
+  /// Those that this block of a cluster takes of the group's; none, perhaps.
+  template <int cluster>
+  __device__ __forceinline__ Units own_part() const {
+    if constexpr (cluster == 1) return *this;
+    const int rank = cluster_rank(), first = rank * count / cluster;
+    return {block, tile + first, (rank + 1) * count / cluster - first};
+  }
 };
-__device__ __forceinline__ Units units_of(long long group, long long groups, long long units) {
-  return {group * units / groups, (group + 1) * units / groups};
+/// Calls `visit` with the units of a group of `blocks` blocks of the result, `tiles` each: those of one block after the
+/// other.
+template <class Visit>
+__device__ __forceinline__ void for_each_block(long long group, long long groups, long long blocks, int tiles,
+                                               const Visit& visit) {
+  const long long units = blocks * tiles, first = group * units / groups;
+  int left = static_cast<int>((group + 1) * units / groups - first);
+  int block = static_cast<int>(first / tiles), tile = static_cast<int>(first % tiles);
+#pragma unroll 1
+  for (; left > 0; ++block, tile = 0) {
+    const int rest = tiles - tile, count = rest < left ? rest : left;
+    visit(Units{block, tile, count});
+    left -= count;
+  }
 }
 
 /// The groups that have units of a block of the result, whose partial sums lie one behind the other from slot
@@ -175,43 +202,59 @@ struct Place {
   }
 };
 
-/// By one thread: fills the ring.
+/// A warp: fills the ring.
 template <class L>
-__device__ __forceinline__ void produce(unsigned char* start, const TensorMap& x, const TensorMap& dy, Units units,
-                                        long long tiles) {
-  const Shared<L> shared{start};
-  Place<L::Tile::slots> place;
-  int block = static_cast<int>(units.first / tiles), tile = static_cast<int>(units.first - block * tiles);
+class Producer {
+ public:
+  __device__ __forceinline__ Producer(unsigned char* start, const TensorMap& x, const TensorMap& dy)
+      : shared_{start}, x_(x), dy_(dy) {}
+
+  /// By one thread.
+  __device__ __forceinline__ void load(const Units& units) {
+    const Origin origin = origin_of<L>(units.block);
 #pragma unroll 1
-  for (long long unit = units.first; unit < units.end; ++unit) {
-    const Origin origin = origin_of<L>(block);
-    Barrier* full = shared.full(place.slot);
-    barrier_wait(shared.empty(place.slot), place.parity ^ 1);
+    for (int i = 0; i < units.count; ++i) load(origin, units.tile + i);
+  }
+  /// By all lanes: until the cluster's blocks have exchanged their sums, the ring is theirs.
+  __device__ __forceinline__ void wait_for_exchange() const {
+    __syncwarp();
+    cluster_meet();
+    cluster_sync();
+    named_barrier_sync(1, L::threads);
+  }
+
+ private:
+  __device__ __forceinline__ void load(const Origin& origin, int tile) {
+    Barrier* full = shared_.full(place_.slot);
+    unsigned char *const x = shared_.x(place_.slot), *const dy = shared_.dy(place_.slot);
+    barrier_wait(shared_.empty(place_.slot), place_.parity ^ 1);
     barrier_arrive_expecting(full, L::x_bytes + L::dy_bytes);
     if constexpr (L::is_line) {
       const int at = tile * L::pixels;
 #pragma unroll
       for (int i = 0; i < L::Tile::row_chunks; ++i) {
-        tensor_load(shared.dy(place.slot) + i * L::chunk_bytes, dy, full, origin.output + i * 64, at, 0, 0);
+        tensor_load(dy + i * L::chunk_bytes, dy_, full, origin.output + i * 64, at, 0, 0);
       }
 #pragma unroll
       for (int i = 0; i < L::Tile::column_chunks; ++i) {
-        tensor_load(shared.x(place.slot) + i * L::halo_bytes, x, full, origin.input + i * 64, at, 0, 0);
+        tensor_load(x + i * L::halo_bytes, x_, full, origin.input + i * 64, at, 0, 0);
       }
     } else {
       const int line = quotient<L::tiles_x>(tile), image = quotient<L::tiles_y>(line) * L::Tile::images;
       const int at_x = remainder_of<L::tiles_x>(tile) * 8, at_y = remainder_of<L::tiles_y>(line) * L::Tile::rows;
 #pragma unroll
       for (int i = 0; i < L::Tile::row_chunks; ++i) {
-        tensor_load(shared.dy(place.slot) + i * L::chunk_bytes, dy, full, origin.output + i * 64, at_x, at_y, image);
+        tensor_load(dy + i * L::chunk_bytes, dy_, full, origin.output + i * 64, at_x, at_y, image);
       }
-      tensor_load(shared.x(place.slot), x, full, origin.input, at_x - L::Problem::pad,
-                  at_y - L::Problem::pad + origin.tap_row, image);
+      tensor_load(x, x_, full, origin.input, at_x - L::Problem::pad, at_y - L::Problem::pad + origin.tap_row, image);
     }
-    place.advance();
-    if (++tile == tiles) tile = 0, ++block;
+    place_.advance();
   }
-}
+
+  const Shared<L> shared_;
+  const TensorMap &x_, &dy_;
+  Place<L::Tile::slots> place_;
+};
 
 /// 128 threads: a consumer, with 64 rows and L::columns columns of the block.
 template <class L>
@@ -220,10 +263,11 @@ class Consumer {
   __device__ __forceinline__ explicit Consumer(unsigned char* start)
       : shared_{start}, number_(static_cast<int>(threadIdx.x) / L::warpgroup) {}
 
-  /// The sum of the next `count` units, at least one.
+  /// The sum of the next `count` units, at least one where a group is one block.
   __device__ __forceinline__ void multiply(int count) {
 #pragma unroll
     for (int i = 0; i < L::sums; ++i) sums_[i] = 0.0f;
+    if (L::Tile::cluster > 1 && count == 0) return;
     multiply_unit();
     int last = advance();
 #pragma unroll 1
@@ -237,6 +281,20 @@ class Consumer {
     arrive(last);
   }
 
+  /// By all consumers of the cluster's two blocks, while their producers wait_for_exchange: the sums of both, of the half
+  /// that is this block's. The thread's runs are then those from rank x own_runs on.
+  __device__ __forceinline__ void exchange() {
+    multiply_registers(sums_);
+    cluster_meet();
+    if (cluster_rank() == 0) {
+      exchange_halves<0>();
+    } else {
+      exchange_halves<1>();
+    }
+    fence_shared_for_engines();
+    named_barrier_sync(1, L::threads);
+  }
+
   /// Run `i` of the thread's sums. By all threads: neighbouring lanes exchange pairs, so that each has four consecutive
   /// columns instead of twice two.
   __device__ __forceinline__ Run<float, 4> run(int i) const {
@@ -247,15 +305,34 @@ class Consumer {
     const float b = __shfl_xor_sync(~0u, odd ? low[1] : high[1], 1);
     return odd ? Run<float, 4>{a, b, high[0], high[1]} : Run<float, 4>{low[0], low[1], a, b};
   }
-  /// `to`: the block's partial sums.
+  /// `to`: the group's partial sums of the block.
   __device__ __forceinline__ void store(float* to) const {
+    if constexpr (L::Tile::cluster > 1) to += cluster_rank() * (L::own_runs * L::owners * 4);
+    to += threadIdx.x * 4;
 #pragma unroll
-    for (int i = 0; i < L::thread_runs; ++i) {
-      store_run<4>(to + (i * L::owners + static_cast<int>(threadIdx.x)) * 4, run(i));
-    }
+    for (int i = 0; i < L::own_runs; ++i) store_run<4>(to + i * (L::owners * 4), run(i));
   }
 
  private:
+  template <int rank>
+  __device__ __forceinline__ void exchange_halves() {
+    constexpr int half = L::sums / 2, own = rank * half, others = half - own;
+    unsigned char* const received = shared_.start + threadIdx.x * 16;
+    const unsigned to = cluster_address(received, rank ^ 1);
+#pragma unroll
+    for (int i = 0; i < half; i += 4) {
+      const float* sums = &sums_[others + i];
+      cluster_store(to + i * (L::owners * 4), sums[0], sums[1], sums[2], sums[3]);
+    }
+    cluster_sync();
+#pragma unroll
+    for (int i = 0; i < half; i += 4) {
+      const auto more = load_run<4>(reinterpret_cast<const float*>(received + i * (L::owners * 4)));
+#pragma unroll
+      for (int l = 0; l < 4; ++l) sums_[i + l] = sums_[own + i + l] + more[l];
+    }
+  }
+
   __device__ __forceinline__ void multiply_unit() {
     barrier_wait(shared_.full(place_.slot), place_.parity);
     const unsigned char* rows = shared_.dy(place_.slot) + L::row_chunk(number_) * L::chunk_bytes;

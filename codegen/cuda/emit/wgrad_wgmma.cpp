@@ -22,9 +22,10 @@ namespace difuse::codegen::cuda {
 namespace {
 
 std::string layout_type(const HaloWgrad& w, const WgradTile& tile) {
-  return fmt::format("wgrad::Layout<wgrad::Problem<{}, {}, {}, {}, {}, {}>, wgrad::Tile<{}, {}, {}, {}, {}, {}, {}>>",
-                     w.is_line() ? 1 : w.height, w.is_line() ? 1 : w.width, w.inputs, w.outputs, w.taps, w.pad, w.rows,
-                     w.images, tile.slots, tile.row_chunks, tile.column_chunks, tile.tap_rows, tile.blocks);
+  return fmt::format(
+      "wgrad::Layout<wgrad::Problem<{}, {}, {}, {}, {}, {}>, wgrad::Tile<{}, {}, {}, {}, {}, {}, {}, {}>>",
+      w.is_line() ? 1 : w.height, w.is_line() ? 1 : w.width, w.inputs, w.outputs, w.taps, w.pad, w.rows, w.images,
+      tile.slots, tile.row_chunks, tile.column_chunks, tile.tap_rows, tile.blocks, w.cluster);
 }
 
 /// Images of one tensor, and the boxes of 64 channels of it that a tile takes: so many pixels wider and higher.
@@ -73,7 +74,7 @@ KernelDraft product_kernel(const KernelSpec& spec, const HaloWgrad& w, const Wgr
   Parameters parameters(spec.body, spec, tensor_maps(spec, w, tile));
   parameters.add("tiles", w.tiles());
   parameters.add("groups", group_count(w, tile, spec.device));
-  std::string store = "consumer.store($partials + (group + block) * Layout::block_sums);\n";
+  std::string store = "consumer.store($partials + static_cast<long long>(group + block) * Layout::block_sums);\n";
   if (w.is_whole) {
     const EpilogueCode whole = whole_store(spec, w, parameters.operands());
     parameters.add("partials", "f32*", partials);
@@ -90,8 +91,9 @@ KernelDraft product_kernel(const KernelSpec& spec, const HaloWgrad& w, const Wgr
 using index_t = int;
 using Layout = $layout;
 
-extern "C" __global__ void __launch_bounds__(Layout::threads, Layout::Tile::blocks) $kernel($parameters) {
+extern "C" __global__ void __launch_bounds__(Layout::threads, Layout::Tile::blocks) $cluster$kernel($parameters) {
   extern __shared__ __align__(1024) unsigned char shared[];
+  constexpr int kCluster = Layout::Tile::cluster;
   if (threadIdx.x == Layout::owners) {
     tensor_map_prefetch($image);
     tensor_map_prefetch($gradient);
@@ -99,18 +101,20 @@ extern "C" __global__ void __launch_bounds__(Layout::threads, Layout::Tile::bloc
   wgrad::Shared<Layout>{shared}.init();
   wait_for_previous_kernel();
   let_next_kernel_start();
-  const int group = static_cast<int>(blockIdx.x);
-  const wgrad::Units units = wgrad::units_of(group, groups, Layout::blocks * tiles);
+  const int group = static_cast<int>(blockIdx.x) / kCluster;
   if (threadIdx.x >= Layout::owners) {
-    if (threadIdx.x == Layout::owners) wgrad::produce<Layout>(shared, $image, $gradient, units, tiles);
+    wgrad::Producer<Layout> producer(shared, $image, $gradient);
+    wgrad::for_each_block(group, groups, Layout::blocks, static_cast<int>(tiles), [&](const wgrad::Units& units) {
+      if (threadIdx.x == Layout::owners) producer.load(units.own_part<kCluster>());
+      if constexpr (kCluster > 1) producer.wait_for_exchange();
+    });
   } else {
     wgrad::Consumer<Layout> consumer(shared);
-#pragma unroll 1
-    for (long long unit = units.first; unit < units.end;) {
-      const long long block = unit / tiles, stop = (block + 1) * tiles, end = stop < units.end ? stop : units.end;
-      consumer.multiply(static_cast<int>(end - unit));
-$store      unit = end;
-    }
+    wgrad::for_each_block(group, groups, Layout::blocks, static_cast<int>(tiles), [&](const wgrad::Units& units) {
+      const int block = units.block;
+      consumer.multiply(units.own_part<kCluster>().count);
+      if constexpr (kCluster > 1) consumer.exchange();
+$store    });
   }
 }
 )",
@@ -118,8 +122,9 @@ $store      unit = end;
                          {"parameters", parameters.text()},
                          {"image", "p" + text(w.image)},
                          {"gradient", "p" + text(w.gradient)},
+                         {"cluster", w.cluster > 1 ? fmt::format("__cluster_dims__({}, 1, 1) ", w.cluster) : ""},
                          {"store", indented(store, 6)}});
-  draft.grid.x = group_count(w, tile, spec.device);
+  draft.grid.x = group_count(w, tile, spec.device) * w.cluster;
   draft.threads = tile.threads();
   draft.shared_bytes = shared_bytes(w, tile);
   draft.arguments = parameters.arguments();
@@ -142,7 +147,7 @@ PartialSums partial_sums(const HaloWgrad& w, const WgradTile& tile, const ir::De
   constexpr int kMostParts = 8, kBlockThreads = 128, kLeastRuns = 32;
   PartialSums sums{.runs = block_count(w, tile) * block_sums(w, tile) / 4, .parts = 1};
   // No more than one where blocks are a choice: parts are the order of the sum.
-  const int64_t partials = w.is_whole ? 1 : device.processors / block_count(w, tile);
+  const int64_t partials = w.is_whole ? 1 : device.processors / w.cluster / block_count(w, tile);
   while (sums.parts < kMostParts && 2 * sums.parts * sums.runs <= kEnoughThreads &&
          2 * sums.parts * kLeastPartials <= partials) {
     sums.parts *= 2;

@@ -69,6 +69,17 @@ ir::TensorMap run(const Graph& body, const ir::TensorMap& inputs, const Places& 
   return run_drafts(placed, emitted(placed), inputs, "sm_90a");
 }
 
+/// The sum over pixels is of what the products give, not of what is stored of them.
+Graph conv_and_its_sum() {
+  Graph graph("body");
+  Builder b(graph);
+  const Value x = b.input("0", {DType::bf16, {2, 16, 16, 64}}), w = b.input("1", {DType::bf16, {64, 3, 3, 64}});
+  const Value y = b.conv_fprop(x, w, 1, 1);
+  graph.set_output("0", b.cast(y, DType::bf16));
+  graph.set_output("1", b.reduce_sum(y, {1, 2}));
+  return graph;
+}
+
 struct Case {
   std::string name;
   Graph body;
@@ -98,6 +109,7 @@ std::vector<Case> cases() {
       {"turned_ring", conv({2, 8, 16, 328, 136, 3, 1, true}, After::residual)},
       {"turned_no_border", conv({2, 7, 9, 40, 64, 3, 0, true}, After::bias)},
       {"turned_pointwise", conv({3, 5, 7, 136, 72, 1, 0, true}, After::bias)},
+      {"sum_before_rounding", conv_and_its_sum()},
       {"residual_in_place", conv({2, 9, 8, 64, 64}, After::residual), {.in_place = {{0, 2}}}},
       {"aligned_16", conv({1, 8, 8, 24, 24}, After::residual), {.alignment = 16}},
   };
@@ -243,8 +255,11 @@ TEST(ConvWgmma, ABlockGoesOnThroughATightRing) {
       {{3, 40, 20, 64, 64}, After::residual, {16, 1, 3, 9, 1, 2}},  // Taps resident.
       {{3, 40, 20, 64, 64}, After::bias, {16, 1, 3, 9, 1, 2}},
       {{3, 18, 20, 128, 64, 1, 0}, After::residual, {8, 1, 4, 2, 1, 3}},  // By three consumers, of two chunks.
-      {{3, 18, 20, 64, 136}, After::residual, {8, 1, 2, 4, 1, 2}},        // A ring, of one chunk.
-      {{5, 7, 7, 136, 72}, After::residual, {8, 2, 2, 3, 1, 1}},          // Of several.
+      {{9, 16, 16, 384, 64, 1, 0},
+       After::residual,
+       {16, 1, 6, 6, 1, 2}},                                        // An operand whose slot another one has next.
+      {{3, 18, 20, 64, 136}, After::residual, {8, 1, 2, 4, 1, 2}},  // A ring, of one chunk.
+      {{5, 7, 7, 136, 72}, After::residual, {8, 2, 2, 3, 1, 1}},    // Of several.
   };
   for (const Row& row : kRows) {
     const Graph body = conv(row.shapes, row.after);

@@ -178,5 +178,55 @@ TEST(EmulatedHopper, SaysWhoWaitsForWhatNobodyBrings) {
   EXPECT_NE(named.find("threads 0-31 wait at a named barrier"), std::string::npos) << named;
 }
 
+/// Pairs of blocks: each tells the other its number.
+CudaSource pairs(const std::string& body) {
+  return source_of(R"(
+extern "C" __global__ void __launch_bounds__(64, 1) __cluster_dims__(2, 1, 1) under_test(float* out) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  float* const own = reinterpret_cast<float*>(shared) + threadIdx.x * 4;
+  const int rank = cluster_rank();
+)" + body + "}\n");
+}
+
+std::string failure_of(const CudaSource& source, int64_t blocks, std::vector<float>& out) {
+  const std::vector<uint64_t> arguments = {EmulatedKernel::argument(out.data())};
+  try {
+    EmulatedKernel::build(source, {.find_races = true}).launch({blocks, 1, 1}, 64, 1024, arguments);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return {};
+}
+
+TEST(EmulatedHopper, BlocksOfAClusterReachEachOther) {
+  const CudaSource source = pairs(R"(
+  own[0] = -1.0f;
+  cluster_sync();
+  const float number = blockIdx.x * 64 + threadIdx.x;
+  cluster_store(cluster_address(own, rank ^ 1), number, 0.0f, 0.0f, number);
+  cluster_sync();
+  out[blockIdx.x * 64 + threadIdx.x] = own[0] + own[3];
+)");
+  std::vector<float> out(4 * 64, -1.0f);
+  EXPECT_EQ(failure_of(source, 4, out), "");
+  for (size_t i = 0; i < out.size(); ++i) EXPECT_EQ(out[i], 2.0f * static_cast<float>(i ^ 64)) << i;
+  expect_compiles(source);
+  EXPECT_NE(failure_of(source, 3, out).find("3 blocks in clusters of 2"), std::string::npos);
+}
+
+TEST(EmulatedHopper, SaysWhoDoesNotComeToTheClustersBarrier) {
+  std::vector<float> out(1);
+  const std::string fault = failure_of(pairs("  if (rank == 0 || threadIdx.x > 0) cluster_sync();\n"
+                                             "  else named_barrier_sync(1, 64);\n"),
+                                       2, out);
+  EXPECT_NE(fault.find("block (1, 0, 0): nobody can go on: threads 0 wait at a named barrier; threads 1-63 wait at the "
+                       "cluster's barrier"),
+            std::string::npos)
+      << fault;
+  const std::string beyond = failure_of(
+      pairs("  cluster_sync();\n  cluster_store(cluster_address(own, 1) + 1024, 0.0f, 0.0f, 0.0f, 0.0f);\n"), 2, out);
+  EXPECT_NE(beyond.find("of block 1 of the cluster are not in dynamic shared memory"), std::string::npos) << beyond;
+}
+
 }  // namespace
 }  // namespace difuse::codegen::cuda

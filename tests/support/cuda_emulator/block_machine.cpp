@@ -44,15 +44,42 @@ std::string ranges(const std::vector<unsigned>& sorted) {
 
 }  // namespace
 
-BlockMachine::BlockMachine(const Launch& launch, StackPool& pool, bool find_races)
+void run_blocks(const Launch& launch, StackPool& pool, bool find_races) {
+  std::vector<std::unique_ptr<BlockMachine>> cluster(launch.cluster);
+  for (unsigned rank = 0; rank < launch.cluster; ++rank) {
+    cluster[rank] = std::make_unique<BlockMachine>(launch, pool, find_races, cluster, rank);
+  }
+  const auto has_ended = [](const auto& machine) { return machine->has_ended(); };
+  const auto run_cluster = [&](emulator::Index3 first) {
+    for (auto& machine : cluster) machine->begin({first.x++, first.y, first.z});
+    for (;;) {
+      for (auto& machine : cluster) {
+        if (!has_ended(machine)) machine->go_on();
+      }
+      if (std::all_of(cluster.begin(), cluster.end(), has_ended)) return;
+      for (auto& machine : cluster) machine->pass_cluster_barrier();
+    }
+  };
+  for (unsigned z = 0; z < launch.grid.z; ++z) {
+    for (unsigned y = 0; y < launch.grid.y; ++y) {
+      for (unsigned x = 0; x < launch.grid.x; x += launch.cluster) run_cluster({x, y, z});
+    }
+  }
+}
+
+BlockMachine::BlockMachine(const Launch& launch, StackPool& pool, bool find_races,
+                           std::span<const std::unique_ptr<BlockMachine>> cluster, unsigned rank)
     : launch_(launch),
       pool_(pool),
+      cluster_(cluster),
+      shared_(cluster.size() > 1 ? launch.shared_bytes + emulator::kSharedMargin : 0),
       threads_(launch.threads),
       warps_((launch.threads + 31) / 32),
       ready_(launch.threads) {
+  cluster_rank = rank;
   block_size = {launch.threads, 1, 1};
   grid_size = launch.grid;
-  pool_.reserve(launch.threads);
+  pool_.reserve(launch.threads * cluster.size());
   stacks = pool_.begin();
   stacks_end = pool_.end();
   if (find_races) {
@@ -64,27 +91,76 @@ BlockMachine::BlockMachine(const Launch& launch, StackPool& pool, bool find_race
   }
 }
 
-void BlockMachine::run(emulator::Index3 block) {
+void BlockMachine::begin(emulator::Index3 block) {
   block_index = block;
   backwards_ = (block.x + block.y + block.z) % 2 != 0;
-  unsigned char* const margin = launch_.code.dynamic_shared + launch_.shared_bytes;
-  std::memset(launch_.code.dynamic_shared, kPoison, launch_.shared_bytes + emulator::kSharedMargin);
-  std::fill(launch_.code.static_shared, launch_.code.static_shared_end, static_cast<unsigned char>(kPoison));
+  const auto& code = launch_.code;
+  std::memset(cluster_.size() > 1 ? shared_.data() : code.dynamic_shared, kPoison,
+              launch_.shared_bytes + emulator::kSharedMargin);
+  std::fill(code.static_shared, code.static_shared_end, static_cast<unsigned char>(kPoison));
   start_threads();
   if (races_) races_->start_block();
-  const FaultGuard guard(&BlockMachine::on_fault, this);
-  --ready_count_;
-  const unsigned first = ready_[ready_begin_++ % ready_.size()];
-  go_on(first);
-  switch_context(main_, threads_[first].context);
+}
+
+/// All blocks of a cluster have the same addresses.
+void BlockMachine::exchange_shared() { std::swap_ranges(shared_.begin(), shared_.end(), launch_.code.dynamic_shared); }
+
+void BlockMachine::go_on() {
+  exchange_shared();
+  *launch_.code.machine = this;
+  {
+    const FaultGuard guard(&BlockMachine::on_fault, this);
+    --ready_count_;
+    const unsigned first = ready_[ready_begin_++ % ready_.size()];
+    ready_begin_ %= ready_.size();
+    run(first);
+    switch_context(main_, threads_[first].context);
+  }
   if (!failure_.empty()) throw Error(failure_);
-  if (ended_ != launch_.threads) {
+  if (ended_ + at_cluster_barrier_ != launch_.threads) {
     throw Error(fmt::format("{}: nobody can go on: {}", place(), describe_waiting()));
   }
+  if (ended_ == launch_.threads && !errands_.empty()) {
+    throw Error(fmt::format("{}: it ends before what it copies into shared memory has come", place()));
+  }
+  check_margin();
+  exchange_shared();
+}
+
+void BlockMachine::check_margin() const {
+  const unsigned char* const margin = launch_.code.dynamic_shared + launch_.shared_bytes;
   if (std::any_of(margin, margin + emulator::kSharedMargin, [](unsigned char byte) { return byte != kPoison; })) {
     throw Error(fmt::format("{}: something was written behind the {} bytes of dynamic shared memory", place(),
                             launch_.shared_bytes));
   }
+}
+
+void BlockMachine::meet_cluster() {
+  ++at_cluster_barrier_;
+  threads_[running_].waits_for = "the cluster's barrier";
+  leave();
+}
+
+void BlockMachine::pass_cluster_barrier() {
+  at_cluster_barrier_ = 0;
+  ++block_barriers_;
+  for (unsigned i = 0; i < launch_.threads; ++i) {
+    const unsigned t = backwards_ ? launch_.threads - 1 - i : i;
+    threads_[t].waits_for = nullptr;
+    if (!threads_[t].ended) wake(t);
+  }
+}
+
+unsigned char* BlockMachine::cluster_pointer(unsigned address, unsigned bytes) {
+  const unsigned rank = address >> emulator::kRankBit, at = address % (1u << emulator::kRankBit);
+  if (rank == cluster_rank) return shared_pointer(address, bytes);
+  const bool is_there = rank < cluster_.size() && !cluster_[rank]->has_ended();
+  if (!is_there || at < kDynamicBase || at + bytes > kDynamicBase + launch_.shared_bytes) {
+    failure_ = fmt::format("{}, thread {}: {} bytes at {} of block {} of the cluster are not {}", place(), running_,
+                           bytes, at, rank, is_there ? "in dynamic shared memory" : "there");
+    stop();
+  }
+  return cluster_[rank]->shared_.data() + (at - kDynamicBase);
 }
 
 void BlockMachine::start_threads() {
@@ -95,10 +171,11 @@ void BlockMachine::start_threads() {
   for (auto& warp : warps_) warp.clear();
   named_barriers_ = {};
   idle_ = 0;
+  at_cluster_barrier_ = 0;
   const unsigned count = launch_.threads;
   for (unsigned i = 0; i < count; ++i) {
     Thread& thread = threads_[i];
-    thread.context = pool_.start(i, &BlockMachine::run_thread, this);
+    thread.context = pool_.start(cluster_rank * count + i, &BlockMachine::run_thread, this);
     thread.part = nullptr;
     thread.ended = false;
     thread.waits_for = nullptr;
@@ -119,7 +196,7 @@ void BlockMachine::run_thread(void* machine) {
   std::abort();
 }
 
-void BlockMachine::go_on(unsigned thread) {
+void BlockMachine::run(unsigned thread) {
   running_ = thread;
   thread_index.x = thread;
   lane = thread % 32;
@@ -134,7 +211,7 @@ void BlockMachine::leave() {
   const unsigned next = ready_[ready_begin_];
   ready_begin_ = ready_begin_ + 1 == ready_.size() ? 0 : ready_begin_ + 1;
   --ready_count_;
-  go_on(next);
+  run(next);
   switch_context(own, threads_[next].context);
 }
 
@@ -171,8 +248,15 @@ void BlockMachine::named_barrier(int id, int threads, bool waits) {
 }
 
 void BlockMachine::wait_for_progress() {
+  if (++idle_ > ready_count_ + 1 && !errands_.empty()) {
+    std::swap(errands_[chance_() % errands_.size()], errands_.back());
+    const emulator::Errand errand = errands_.back();
+    errands_.pop_back();
+    errand.run(errand);
+    return;
+  }
   // When all have looked twice and nothing happened, nothing will.
-  if (++idle_ > 2 * launch_.threads) {
+  if (idle_ > 2 * launch_.threads) {
     failure_ = fmt::format("{}, thread {}: it waits at a barrier in shared memory for what nobody brings; {}", place(),
                            running_, describe_waiting());
     stop();
@@ -343,8 +427,10 @@ bool BlockMachine::is_shared(const void* pointer, unsigned bytes) const {
 }
 
 unsigned char* BlockMachine::shared_pointer(unsigned address, unsigned bytes) {
-  if (address >= kDynamicBase && address + bytes <= kDynamicBase + launch_.shared_bytes) {
-    return launch_.code.dynamic_shared + (address - kDynamicBase);
+  // Some instructions take the address without the rank.
+  const unsigned rank = address >> emulator::kRankBit, at = address % (1u << emulator::kRankBit);
+  if ((rank == cluster_rank || rank == 0) && at >= kDynamicBase && at + bytes <= kDynamicBase + launch_.shared_bytes) {
+    return launch_.code.dynamic_shared + (at - kDynamicBase);
   }
   failure_ =
       fmt::format("{}, thread {}: {} bytes at {} are not in dynamic shared memory", place(), running_, bytes, address);
@@ -352,13 +438,14 @@ unsigned char* BlockMachine::shared_pointer(unsigned address, unsigned bytes) {
 }
 
 unsigned BlockMachine::shared_address(const void* pointer) {
+  const unsigned rank = cluster_rank << emulator::kRankBit;
   const auto* at = static_cast<const unsigned char*>(pointer);
   const auto& code = launch_.code;
   if (at >= code.dynamic_shared && at <= code.dynamic_shared + launch_.shared_bytes) {
-    return kDynamicBase + static_cast<unsigned>(at - code.dynamic_shared);
+    return rank + kDynamicBase + static_cast<unsigned>(at - code.dynamic_shared);
   }
   if (at >= code.static_shared && at <= code.static_shared_end && code.static_shared != code.static_shared_end) {
-    return kStaticBase + static_cast<unsigned>(at - code.static_shared);
+    return rank + kStaticBase + static_cast<unsigned>(at - code.static_shared);
   }
   failure_ = fmt::format("{}, thread {}: {} is no address of shared memory", place(), running_, pointer);
   stop();

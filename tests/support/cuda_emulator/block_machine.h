@@ -4,7 +4,9 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <random>
 #include <span>
 #include <string>
 #include <vector>
@@ -21,16 +23,26 @@ struct Launch {
   emulator::Index3 grid;
   unsigned threads = 0;
   unsigned shared_bytes = 0;
+  unsigned cluster = 1;  ///< Blocks.
   std::span<const uint64_t> arguments;
 };
 
+/// Runs all blocks, cluster after cluster. Throws Error where one did what a device forbids or leaves undefined (see
+/// emulated_kernel.h).
+void run_blocks(const Launch& launch, StackPool& pool, bool find_races);
+
 class BlockMachine final : public emulator::Machine {
  public:
-  BlockMachine(const Launch& launch, StackPool& pool, bool find_races);
+  /// `cluster`: the machines of a cluster's blocks by rank, this one among them.
+  BlockMachine(const Launch& launch, StackPool& pool, bool find_races,
+               std::span<const std::unique_ptr<BlockMachine>> cluster, unsigned rank);
 
-  /// Runs one block to its end. Throws Error where it did what a device forbids or leaves undefined (see
-  /// emulated_kernel.h).
-  void run(emulator::Index3 block);
+  void begin(emulator::Index3 block);
+  /// Runs the block to its end, or until all of its threads wait for those of the cluster's other blocks.
+  void go_on();
+  bool has_ended() const { return ended_ == launch_.threads; }
+  /// All blocks of the cluster have come to its barrier.
+  void pass_cluster_barrier();
 
   void meet(emulator::Collective collective, unsigned mask, emulator::Part& part) override;
   void copy_async(void* to, const void* from, unsigned bytes, bool valid) override;
@@ -39,6 +51,9 @@ class BlockMachine final : public emulator::Machine {
   unsigned shared_address(const void* pointer) override;
   unsigned char* shared_pointer(unsigned address, unsigned bytes) override;
   void named_barrier(int id, int threads, bool waits) override;
+  void meet_cluster() override;
+  unsigned char* cluster_pointer(unsigned address, unsigned bytes) override;
+  void defer(const emulator::Errand& errand) override { errands_.push_back(errand); }
   void wait_for_progress() override;
   void progress() override { idle_ = 0; }
   void access(const void* pointer, unsigned bytes, bool is_write) override;
@@ -75,7 +90,9 @@ class BlockMachine final : public emulator::Machine {
 
   static void run_thread(void* machine);
   void start_threads();
-  void go_on(unsigned thread);
+  void run(unsigned thread);
+  void exchange_shared();
+  void check_margin() const;
   /// Lets the others run until someone wakes the running thread, or for ever.
   void leave();
   [[noreturn]] void stop();
@@ -92,11 +109,16 @@ class BlockMachine final : public emulator::Machine {
 
   const Launch& launch_;
   StackPool& pool_;
+  const std::span<const std::unique_ptr<BlockMachine>> cluster_;
+  std::vector<unsigned char> shared_;  ///< The block's shared memory while another block of the cluster runs.
+  unsigned at_cluster_barrier_ = 0;    ///< Threads.
   Context main_;
   std::vector<Thread> threads_;
   std::vector<std::vector<Meeting>> warps_;
   std::array<unsigned, 4> block_arrived_{};  ///< By sync_threads*.
   std::array<NamedBarrier, 16> named_barriers_;
+  std::vector<emulator::Errand> errands_;
+  std::minstd_rand chance_{1};   ///< The same in every launch.
   unsigned idle_ = 0;            ///< Waits for progress since there was some.
   std::vector<unsigned> ready_;  ///< A ring: thread numbers, each at most once.
   size_t ready_begin_ = 0, ready_count_ = 0;

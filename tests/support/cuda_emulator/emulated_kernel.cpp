@@ -27,6 +27,10 @@ void check_launch(const KernelLibrary& kernel, const Grid& grid, int threads, in
   if (grid.x < 1 || grid.y < 1 || grid.z < 1 || grid.x > INT32_MAX || grid.y > 65535 || grid.z > 65535) {
     refuse(fmt::format("a grid of {} x {} x {} blocks", grid.x, grid.y, grid.z));
   }
+  if (grid.x % kernel.cluster != 0) refuse(fmt::format("{} blocks in clusters of {}", grid.x, kernel.cluster));
+  if (kernel.cluster > 1 && kernel.code.static_shared != kernel.code.static_shared_end) {
+    refuse("blocks of a cluster have dynamic shared memory alone here");
+  }
   if (shared_bytes < 0 || shared_bytes > static_cast<int64_t>(emulator::kDynamicShared)) {
     refuse(fmt::format("{} bytes of dynamic shared memory", shared_bytes));
   }
@@ -59,14 +63,9 @@ void EmulatedKernel::launch(const Grid& grid, int threads, int64_t dynamic_share
       .grid = {static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y), static_cast<unsigned>(grid.z)},
       .threads = static_cast<unsigned>(threads),
       .shared_bytes = static_cast<unsigned>(dynamic_shared_bytes),
+      .cluster = library_->cluster,
       .arguments = arguments};
-  BlockMachine machine(launch, stacks, library_->finds_races);
-  *library_->code.machine = &machine;
-  for (unsigned z = 0; z < launch.grid.z; ++z) {
-    for (unsigned y = 0; y < launch.grid.y; ++y) {
-      for (unsigned x = 0; x < launch.grid.x; ++x) machine.run({x, y, z});
-    }
-  }
+  run_blocks(launch, stacks, library_->finds_races);
 }
 
 emulator::TensorMapContent emulated_map(const codegen::cuda::TensorMapSpec& spec, std::byte* start) {

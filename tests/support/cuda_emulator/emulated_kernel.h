@@ -3,7 +3,8 @@
 // A kernel's source is compiled as C++: its intrinsics are functions of device/prelude.cuh, and the texts of
 // codegen/cuda/device/ptx.cuh and ptx_sm90.cuh (between the marks that device_source() writes) are replaced by those of
 // this folder's device/. Blocks run one after the other; the threads of a block take turns, each running until it waits
-// in a collective: the first runs first in blocks whose indices have an even sum, the last in the others.
+// in a collective: the first runs first in blocks whose indices have an even sum, the last in the others. The blocks of
+// a cluster take turns as well, each running until all of its threads wait at the cluster's barrier.
 //
 // What it shows:
 // - values: fp32 operations as written, fmaf and conversions exactly as on a device; mma accumulates in fp32; exp, sin
@@ -24,7 +25,8 @@
 //
 // Hopper's engines do at once what they are told: a copy has arrived when tensor_load returns, and a product is there
 // when multiply_bf16 does. So a barrier that is not waited for shows where the threads' order lets it, and what only an
-// engine reads or writes is not looked at for races.
+// engine reads or writes is not looked at for races; nor is what a block writes into another one of its cluster, whose
+// accesses to global memory are looked at block by block.
 //
 // What it does not show: accesses beyond a tensor that stay inside the arena; races between launches, such as a missing
 // wait_for_previous_kernel; without find_races, races that this one order of threads does not turn into wrong values;

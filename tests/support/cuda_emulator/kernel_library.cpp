@@ -132,12 +132,12 @@ unsigned architecture_number(const std::string& architecture) {
   return digits == std::string::npos ? 0 : static_cast<unsigned>(std::stoi(architecture.substr(digits))) * 10;
 }
 
-unsigned most_threads(const std::string& source) {
-  constexpr std::string_view kBounds = "__launch_bounds__(";
-  const size_t at = source.rfind(kBounds);
-  if (at == std::string::npos) return 1024;
-  const size_t digits = at + kBounds.size();
-  if (source[digits] < '0' || source[digits] > '9') return 1024;
+/// The number that begins in parentheses after the last `name` of the source.
+unsigned attribute(const std::string& source, std::string_view name, unsigned otherwise) {
+  const size_t at = source.rfind(name);
+  if (at == std::string::npos) return otherwise;
+  const size_t digits = at + name.size();
+  if (source[digits] < '0' || source[digits] > '9') return otherwise;
   return static_cast<unsigned>(std::stoi(source.substr(digits)));
 }
 
@@ -250,7 +250,8 @@ std::vector<std::shared_ptr<KernelLibrary>> load_kernels(std::span<const CudaSou
         auto kernel = std::make_shared<KernelLibrary>();
         kernel->name = sources[i].name;
         kernel->finds_races = find_races;
-        kernel->most_threads = most_threads(sources[i].source);
+        kernel->most_threads = attribute(sources[i].source, "__launch_bounds__(", 1024);
+        kernel->cluster = attribute(sources[i].source, "__cluster_dims__(", 1);
         open(*kernel, compiled(kernel->name, texts[i], keys[i], find_races));
         const std::lock_guard lock(all.mutex);
         all.by_key.emplace(keys[i], std::move(kernel));

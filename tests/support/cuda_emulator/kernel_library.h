@@ -17,6 +17,7 @@ struct KernelLibrary {
   std::string name;
   bool finds_races = false;
   unsigned most_threads = 1024;  ///< Of a block, by its __launch_bounds__.
+  unsigned cluster = 1;          ///< Blocks, by its __cluster_dims__.
   emulator::Exports code{};
   std::mutex running;  ///< The code's variables hold the state of one launch.
 };

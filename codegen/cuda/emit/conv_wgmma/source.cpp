@@ -125,7 +125,7 @@ Epilogue epilogue(const KernelSpec& spec, const HaloConv& c, int64_t lanes, cons
         for_channels(coordinates(statements) + statements + fmt::format("loaded[image][half] = {{{}}};\n", values));
   }
   made.results = for_channels(summed);
-  if (lane.empty() && is_kept) return made;
+  if (lane.empty() && added.empty() && is_kept) return made;
   const auto uses = [&](const char* name) { return lane.find(name) != std::string::npos; };
   std::string of_lane;
   if (uses("at_y")) of_lane += fmt::format("const index_t at_y = min(consumer.y(l), {});\n", c.height - 1);

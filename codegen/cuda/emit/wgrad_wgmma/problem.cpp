@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <string_view>
 
 #include "codegen/cuda/emit/contraction/problem.h"
 #include "codegen/cuda/emit/contraction/sum.h"
@@ -23,10 +24,16 @@ constexpr int64_t kTileRows = 16;  // Of 8 pixels: 128 pixels amortise the barri
 constexpr int64_t kLineRows = 8;
 // 128 instructions of 16 pixels and 192 columns take about 7 microseconds, what 20 MB of partial sums cost both
 // kernels: 32 images of 8 x 8.
-constexpr int64_t kWholePixels = 2048, kWholeBatch = 32;
+constexpr int64_t kWholePixels = 2048, kUsualBatch = 32;
+// A pair saves about 4 microseconds of a card's memory, and what it waits for one another is a few per cent of the
+// products: 50 microseconds of them.
+constexpr double kMostPairedFlops = 48e9;
 
 void cut(HaloWgrad& w) {
-  w.is_whole = kWholeBatch * w.height * w.width <= kWholePixels;
+  const int64_t pixels = kUsualBatch * w.height * w.width;
+  w.is_whole = pixels <= kWholePixels;
+  const double flops = 2.0 * static_cast<double>(pixels) * static_cast<double>(w.outputs * w.inputs * w.taps * w.taps);
+  w.cluster = !w.is_whole && flops <= kMostPairedFlops ? 2 : 1;
   if (w.is_line()) {
     w.rows = kLineRows;
     return;
@@ -69,8 +76,10 @@ std::optional<HaloWgrad> halo_wgrad(const KernelSpec& spec) {
 }
 
 std::string geometry(const HaloWgrad& w) {
+  std::string_view kind = w.is_whole ? ", whole" : "";
+  if (w.cluster > 1) kind = ", pairs";
   return fmt::format("engines {}x{}x{} by {}x{}x{}, filter {}x{}, pad {}{}", w.image_h, w.image_w, w.inputs, w.height,
-                     w.width, w.outputs, w.taps, w.taps, w.pad, w.is_whole ? ", whole" : "");
+                     w.width, w.outputs, w.taps, w.taps, w.pad, kind);
 }
 
 }  // namespace difuse::codegen::cuda

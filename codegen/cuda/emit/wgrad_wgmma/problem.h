@@ -28,6 +28,10 @@ struct HaloWgrad {
   /// the tiles of all blocks of the result are dealt out in one row (groups).
   bool is_whole = false;
 
+  /// Blocks of the kernel that share a group, 1 or 2: by shape alone, for it is part of the order of the sum. Two halve
+  /// the bytes of the partial sums.
+  int64_t cluster = 1;
+
   /// A filter of one tap sees all pixels of all images as one line.
   bool is_line() const { return taps == 1; }
   int64_t pixels() const { return 8 * rows * images; }

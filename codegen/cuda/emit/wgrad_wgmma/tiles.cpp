@@ -14,6 +14,8 @@ constexpr int64_t kMostChunks = 3;
 constexpr int64_t kLeastSlots = 3, kMostSlots = 8;
 // Of a block: with less work, writing its partial sums and adding them costs more than the processor saves.
 constexpr int64_t kLeastPixels = 256;
+// What it costs a pair whose share ends inside a block of the result: a second exchange, and a ring that runs dry.
+constexpr int64_t kExchangeCycles = 7000;
 constexpr int64_t kRankedBatch = 32;
 
 /// The fewest of equal parts.
@@ -104,10 +106,10 @@ int64_t shared_bytes(const HaloWgrad& w, const WgradTile& tile) { return tile.sl
 int64_t group_count(const HaloWgrad& w, const WgradTile& tile, const ir::DeviceSpec& device) {
   const int64_t blocks = block_count(w, tile);
   if (w.is_whole) return blocks * w.splits();
-  const int64_t units = blocks * w.tiles();
-  const int64_t all = std::clamp<int64_t>(most_blocks(w, tile), 1, device.processors);
-  const int64_t even = all / blocks * blocks;
-  return even > 0 && units * (all - even) < all * even ? even : all;
+  const int64_t units = blocks * w.tiles(), cycles = unit_cycles(w, tile);
+  const int64_t all = std::clamp<int64_t>(most_blocks(w, tile), w.cluster, device.processors) / w.cluster;
+  const int64_t even = all / blocks * blocks, border = w.cluster > 1 ? kExchangeCycles : cycles;
+  return even > 0 && units * cycles * (all - even) < w.cluster * all * even * border ? even : all;
 }
 
 bool is_direct(const HaloWgrad& w, const WgradTile& tile, const ir::DeviceSpec& device) {

@@ -41,12 +41,18 @@ struct Part {
   unsigned* r = nullptr;                     ///< ldmatrix, stmatrix: 4 registers.
 };
 
+/// What an engine does later, at a time of its own.
+struct Errand {
+  void (*run)(const Errand&);
+  alignas(64) unsigned char data[192];
+};
+
 /// The running thread's view of the block, and what it may ask for. The emulator changes the indices whenever another
 /// thread goes on.
 class Machine {
  public:
   Index3 thread_index{}, block_index{}, block_size{}, grid_size{};
-  unsigned lane = 0;
+  unsigned lane = 0, cluster_rank = 0;
   const unsigned char *stacks = nullptr, *stacks_end = nullptr;  ///< Of all threads.
 
   /// Returns when all threads of `mask` in the warp (sync_threads*: all of the block) have come to the same collective.
@@ -60,6 +66,12 @@ class Machine {
   virtual unsigned char* shared_pointer(unsigned address, unsigned bytes) = 0;
   /// bar.sync and bar.arrive: `threads` come to barrier `id`, and those that wait go on when all have come.
   virtual void named_barrier(int id, int threads, bool waits) = 0;
+  /// Returns when all threads of all blocks of the cluster have come.
+  virtual void meet_cluster() = 0;
+  /// Where `bytes` bytes of dynamic shared memory of any block of the cluster lie.
+  virtual unsigned char* cluster_pointer(unsigned address, unsigned bytes) = 0;
+  /// Errands are run when no thread can go on without, in no order: engines owe nobody one.
+  virtual void defer(const Errand& errand) = 0;
   /// Lets the others run: what the thread waits for has not happened. Ends the launch when nothing can happen any more.
   virtual void wait_for_progress() = 0;
   /// Says that something has happened which others may wait for.
@@ -93,6 +105,7 @@ struct alignas(64) TensorMapContent {
 };
 
 inline constexpr unsigned kDynamicBase = 1024;      ///< The first address of dynamic shared memory.
+inline constexpr unsigned kRankBit = 24;            ///< From which on an address has the block's rank in its cluster.
 inline constexpr unsigned kDynamicShared = 232448;  ///< Bytes: what a block of sm_90 can have.
 inline constexpr unsigned kSharedMargin = 1024;     ///< Bytes after it that nobody may write.
 

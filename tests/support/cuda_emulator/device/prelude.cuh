@@ -20,6 +20,7 @@ extern const unsigned char _end[] __attribute__((visibility("hidden")));
 #define __forceinline__ inline
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 #define __grid_constant__
 #define __align__(n) __attribute__((aligned(n)))
 // A section of its own tells where they lie. `extern __shared__` was replaced before.

@@ -1,5 +1,5 @@
 // Stands in for codegen/cuda/device/ptx_sm90.cuh in emulated kernels: the same functions. The engines do at once what
-// they are told; a wait that would not pass lets the other threads run.
+// they are told, but load as late as they can; a wait that would not pass lets the other threads run.
 #pragma once
 
 struct alignas(64) TensorMap {
@@ -19,6 +19,7 @@ namespace emulated {
 EMULATED_ENGINE void advance(Barrier* barrier, int arrivals, int bytes) {
   barrier->pending -= arrivals;
   barrier->bytes += bytes;
+  if (barrier->pending < 0) emulator::machine->fail("more come to a barrier than it counts", nullptr, 0);
   emulator::machine->progress();
   if (barrier->pending != 0 || barrier->bytes != 0) return;
   barrier->pending = barrier->count;
@@ -70,8 +71,23 @@ EMULATED_ENGINE int copy_box(const TensorMap& map, const void* shared, const int
   return static_cast<int>(boxes * row_bytes);
 }
 
+struct Load {
+  TensorMap map;
+  void* to;
+  Barrier* barrier;
+  int at[5];
+};
+inline void run_load(const emulator::Errand& errand) {
+  Load load;
+  __builtin_memcpy(&load, errand.data, sizeof load);
+  advance(load.barrier, 0, -copy_box(load.map, load.to, load.at, true));
+}
 inline void load_box(void* to, const TensorMap& map, Barrier* barrier, const int (&at)[5]) {
-  advance(barrier, 0, -copy_box(map, to, at, true));
+  const Load load{map, to, barrier, {at[0], at[1], at[2], at[3], at[4]}};
+  emulator::Errand errand{run_load, {}};
+  static_assert(sizeof load <= sizeof errand.data);
+  __builtin_memcpy(errand.data, &load, sizeof load);
+  emulator::machine->defer(errand);
 }
 
 /// A matrix in shared memory, as a descriptor says.
@@ -151,6 +167,19 @@ inline void barrier_wait(Barrier* barrier, int parity) {
 inline void named_barrier_sync(int id, int threads) { emulator::machine->named_barrier(id, threads, true); }
 inline void named_barrier_arrive(int id, int threads) { emulator::machine->named_barrier(id, threads, false); }
 
+inline void cluster_sync() { emulator::machine->meet_cluster(); }
+inline void cluster_meet() { emulator::machine->meet_cluster(); }
+inline int cluster_rank() { return static_cast<int>(emulator::machine->cluster_rank); }
+inline unsigned cluster_address(const void* pointer, int rank) {
+  const unsigned address = emulator::machine->shared_address(pointer);
+  return address % (1u << emulator::kRankBit) + (static_cast<unsigned>(rank) << emulator::kRankBit);
+}
+EMULATED_ENGINE void cluster_store(unsigned address, float a, float b, float c, float d) {
+  if (address % 16 != 0) emulator::machine->fail("16 bytes to an address that is no multiple of 16", nullptr, 0);
+  auto* const to = reinterpret_cast<float*>(emulator::machine->cluster_pointer(address, 16));
+  to[0] = a, to[1] = b, to[2] = c, to[3] = d;
+}
+
 inline void tensor_map_prefetch(const TensorMap&) {}
 inline void tensor_load(void* to, const TensorMap& map, Barrier* barrier, int c0, int c1, int c2) {
   emulated::load_box(to, map, barrier, {c0, c1, c2, 0, 0});
@@ -180,7 +209,7 @@ inline void give_registers() {}
 template <int row_bytes = 128>
 inline unsigned long long matrix_descriptor(const void* start, int stride, int chunk_stride = 16) {
   static_assert(row_bytes == 128 || row_bytes == 64);
-  return static_cast<unsigned long long>(shared_address(start) >> 4) |
+  return static_cast<unsigned long long>((shared_address(start) & 0x3ffffu) >> 4) |
          static_cast<unsigned long long>(chunk_stride >> 4) << 16 | static_cast<unsigned long long>(stride >> 4) << 32 |
          (row_bytes == 128 ? 1ull : 2ull) << 62;
 }
@@ -191,13 +220,18 @@ inline unsigned long long matrix_moved(unsigned long long descriptor, int bytes)
 template <int count>
 inline void multiply_registers(float (&)[count]) {}
 template <int count>
+inline void multiply_registers(unsigned (&)[count]) {}
+template <int count>
 inline void multiply_fresh_registers(float (&d)[count]) {
   for (float& x : d) x = __int_as_float(0x7fffffff);
 }
 inline void multiply_fence() {}
 inline void multiply_commit() {}
+/// A warp's lanes stay together, so that none frees what another has still to read.
 template <int pending>
-inline void multiply_wait() {}
+inline void multiply_wait() {
+  emulator::meet(emulator::Collective::any, ~0u, 0);
+}
 template <int mn_major_a = 0, int mn_major_b = 0, int sums>
 inline void multiply_bf16(float (&d)[sums], unsigned long long a, unsigned long long b, bool accumulate) {
   static_assert(sums == 16 || sums == 32 || sums == 64 || sums == 96 || sums == 128);
