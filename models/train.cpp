@@ -111,9 +111,9 @@ void describe_run(const RunConfig& config, const ParameterLayout& layout, const 
   say("operations      {:.3f} GFLOP a step in {} kernels, forward and backward (a multiply-add counts as two)\n",
       static_cast<double>(flops) / 1e9, plan.kernels * config.training.accumulate);
   if (plan.machine_bytes > 0) {
-    const int64_t bytes = plan.machine_bytes + images.count * images.image_bytes(), most = runtime::machine_memory();
-    say("memory          {} in all, of this machine's {}{}\n", bytes_text(bytes), bytes_text(most),
-        bytes > most ? ": it would be refused; use a smaller batch, image size or model" : "");
+    const int64_t most = runtime::machine_memory();
+    say("memory          {} in all, of this machine's {}{}\n", bytes_text(plan.machine_bytes), bytes_text(most),
+        plan.machine_bytes > most ? ": it would be refused; use a smaller batch, image size or model" : "");
   }
   say("dry run: nothing was trained, nothing was written\n");
 }

@@ -23,9 +23,10 @@ inline constexpr int64_t kLeastImageBytes = int64_t{64} << 10;
 /// What a block reads before its loop begins, in runs of 16 bytes: eight for each thread, all of them in flight at
 /// once.
 inline constexpr int64_t kMostPreambleLoads = 1024;
-/// Elements of a loop that one block of a kernel runs over, at least; and where an image and its batch have so many.
+/// Elements of a loop that one block of a kernel runs over, at least. Blocks of large images run over more, but a
+/// preamble that is as long as they allow takes longer than the kernel that it spares (64x64x64 on an H200: 9 us
+/// instead of 3).
 inline constexpr int64_t kBlockElements = 2048;
-inline constexpr int64_t kLargeBlockElements = 16384;
 /// From so many pixels on, an image has blocks of its own where its pixels are summed.
 inline constexpr int64_t kLeastImagePixels = 64;
 

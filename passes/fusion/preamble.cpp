@@ -87,21 +87,14 @@ class Preambles {
     });
   }
 
-  /// What a block of so many elements reads and writes in its loop.
-  int64_t block_bytes(int u, int64_t elements) const {
+  /// What a block reads and writes in its loop.
+  int64_t block_bytes(int u) const {
     int64_t bytes = 0;
     for (const Value v : units_.externals(units_.body(u))) bytes += graph_.type(v).bytes();
     for (const int id : units_.body(u)) {
       if (units_.needed({id, 0})) bytes += graph_.type({id, 0}).bytes();
     }
-    return bytes * elements / ir::element_count(units_.unit(u).shape);
-  }
-  /// What the preamble may read. Rows are read again and again, and in whichever loop; moments once, in front of loops
-  /// whose blocks are as large as the image has room for.
-  int64_t most_bytes(int from, int u) const {
-    if (first(from).op != Op::group_finish) return block_bytes(u, kBlockElements) / 2;
-    const Shape& shape = units_.unit(u).shape;
-    return block_bytes(u, std::min(kLargeBlockElements, ir::element_count(shape) / shape[0])) / 4;
+    return bytes * kBlockElements / ir::element_count(units_.unit(u).shape);
   }
 
   /// The units that do nothing but give a result of `from` another shape, for the loop to read.
@@ -143,7 +136,7 @@ class Preambles {
     }
     const int between = units_.between(from, u, reshapes);
     if (between >= 0) return fmt::format("a path goes round by %{}", units_.unit(between).lead);
-    const int64_t bytes = partial_bytes(from), most = most_bytes(from, u);
+    const int64_t bytes = partial_bytes(from), most = block_bytes(u) / 2;
     if (bytes > most) return fmt::format("{} bytes an image, which are more than {} of a block", bytes, most);
     const int64_t loads = bytes / 16;
     if (loads > kMostPreambleLoads) return fmt::format("{} loads, which are more than {}", loads, kMostPreambleLoads);

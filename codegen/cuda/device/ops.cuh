@@ -29,6 +29,9 @@ __device__ __forceinline__ float tanh(float x) { return ::tanhf(x); }
 __device__ __forceinline__ float sigmoid(float x) { return reciprocal_approx(1.0f + exp2_approx(x * -0x1.715476p+0f)); }
 /// x sigmoid(x), one ulp more; NaN at -inf.
 __device__ __forceinline__ float silu(float x) { return x * sigmoid(x); }
+/// The same within 3 ulp, at several times the cost: where nothing is rounded to 16 bits.
+__device__ __forceinline__ float exact_sigmoid(float x) { return 1.0f / (1.0f + ::expf(-x)); }
+__device__ __forceinline__ float exact_silu(float x) { return x * exact_sigmoid(x); }
 __device__ __forceinline__ float floor(float x) { return ::floorf(x); }
 __device__ __forceinline__ float is_finite(float x) { return ::fabsf(x) <= 3.402823466e38f ? 1.0f : 0.0f; }
 __device__ __forceinline__ float round_tf32(float x) { return round_to_tf32(x); }

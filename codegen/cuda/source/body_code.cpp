@@ -63,7 +63,16 @@ BodyCode::BodyCode(const ir::Graph& body, int lanes, std::vector<std::string> po
       lanes_(lanes),
       pointers_(std::move(pointers)),
       alignment_(std::move(alignment)),
-      available_(std::move(available)) {}
+      available_(std::move(available)),
+      has_halves_(has_halves(body)) {}
+
+bool BodyCode::has_halves(const ir::Graph& body) {
+  for (int id = 0; id < body.size(); ++id) {
+    if (std::ranges::any_of(body.node(id).types, [](const ir::Type& t) { return ir::size_of(t.dtype) == 2; }))
+      return true;
+  }
+  return false;
+}
 
 bool BodyCode::can(const ir::Node& node) {
   if (node.op == Op::pack || node.op == Op::literal || node.op == Op::state) return false;
@@ -225,7 +234,8 @@ BodyCode::Written BodyCode::elementwise(const ir::Node& node, const Index& index
   }
   const DType dtype = node.types[0].dtype;
   if (node.op == Op::cast) return define(lanes, dtype, fmt::format("op::cast<{}>({})", storage_type(dtype), operands));
-  return define(lanes, dtype, fmt::format("op::{}({})", ir::to_string(node.op), operands));
+  const bool is_exact = !has_halves_ && (node.op == Op::sigmoid || node.op == Op::silu);
+  return define(lanes, dtype, fmt::format("op::{}{}({})", is_exact ? "exact_" : "", ir::to_string(node.op), operands));
 }
 
 Index BodyCode::shifted(const Index& index, size_t axis, int64_t by) const {

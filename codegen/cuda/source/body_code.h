@@ -91,6 +91,7 @@ class BodyCode {
     std::string expression;
     Lanes lanes = Lanes::none;
   };
+  static bool has_halves(const ir::Graph& body);
   const Written& write(ir::Value v, const Index& index);
   Written load(int input, const ir::Type& type, const Index& index);
   Written compute(const ir::Node& node, const Index& index);
@@ -116,6 +117,7 @@ class BodyCode {
   std::vector<std::string> pointers_;
   std::vector<int64_t> alignment_;
   std::string available_;
+  bool has_halves_;  ///< Numbers of 16 bits are among the body's, whose rounding hides that of quick functions.
   std::map<std::pair<ir::Value, std::string>, Written> written_;
   std::map<ir::Value, Written> bound_;
   std::string before_, lane_;

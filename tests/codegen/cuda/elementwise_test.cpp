@@ -338,6 +338,23 @@ TEST(Sigmoid, IsAsExactAsItSays) {
   }
 }
 
+TEST(Sigmoid, IsQuickOnlyBesideNumbersOf16Bits) {
+  const auto source = [](DType stored) {
+    const Graph body = body_of({40, 64}, [&](Builder& b, const Shape& shape) {
+      add_output(b, b.cast(b.silu(b.sigmoid(b.input("0", {DType::f32, shape}))), stored));
+    });
+    expect_reference(body);
+    Recorder recorder;
+    emit_elementwise(place(body, {}, h100()).spec, recorder);
+    return recorder.drafts.front().source;
+  };
+  const std::string exact = source(DType::f32), quick = source(DType::bf16);
+  EXPECT_NE(exact.find("= op::exact_sigmoid("), std::string::npos);
+  EXPECT_NE(exact.find("= op::exact_silu("), std::string::npos);
+  EXPECT_NE(quick.find("= op::sigmoid("), std::string::npos);
+  EXPECT_EQ(quick.find("= op::exact_"), std::string::npos);
+}
+
 TEST(Sigmoid, HasNoFalseNaN) {
   const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
   const Sigmoid y = sigmoid_of({-200.0F, 200.0F, 0.0F, -0.0F, -1e30F, 3e38F, inf, -inf, nan, 1e-44F});
