@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <cmath>
-#include <numbers>
 
 #include "codegen/cuda/emit/attention/source.h"
 #include "codegen/cuda/emit/attention/tiles.h"
@@ -30,7 +29,6 @@ KernelDraft block_kernel(const KernelSpec& spec, const AttentionProblem& p, Atte
   const std::string shape = fmt::format("attention::Tile<{}, {}, {}, {}, {}, {}, {}>", tile.warps, tile.blocks_m,
                                         tile.step, tile.columns, tile.depth, tile.chunks, tile.stages);
   const auto add = [&](std::string_view field, std::string value) { fields.emplace_back(field, std::move(value)); };
-  add("index", index_type(p.is_wide_index));
   add("problem", problem);
   add("shape", shape);
   add("threads", text(tile.threads()));
@@ -39,20 +37,9 @@ KernelDraft block_kernel(const KernelSpec& spec, const AttentionProblem& p, Atte
   add("parameters", parameters.text());
   add("blocks", text(blocks));
   add("splits", text(tile.splits));
-  add("heads", text(p.heads));
   add("rows", text(tile.rows()));
   add("columns", text(tile.columns));
-  add("width", text(p.width));
-  add("length", text(p.length));
-  add("channels", text(p.channels()));
-  add("qkv_row", text(3 * p.channels()));
-  add("qkv_image", text(p.length * 3 * p.channels()) + "ll");
-  add("out_image", text(p.length * p.channels()) + "ll");
-  add("qkv", operand(p, 0));
-  add("q_channel", first_channel(spec, p, "0"));
-  add("k_channel", first_channel(spec, p, "1"));
-  add("v_channel", first_channel(spec, p, "2"));
-  add("scale_log2", literal(std::numbers::log2e / std::sqrt(static_cast<double>(p.width))));
+  add_problem_fields(spec, p, fields);
   // What is filled in last may hold fields of its own.
   const std::string source = filled(R"(
 using index_t = $index;

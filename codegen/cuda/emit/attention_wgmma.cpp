@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numbers>
 
 #include "codegen/cuda/emit/attention/source.h"
 #include "codegen/cuda/emit/attention/tiles.h"
@@ -63,24 +62,12 @@ std::string kernel_source(const KernelSpec& spec, const AttentionProblem& p, con
                           const std::string& block, int64_t shared_bytes, const std::string& resident,
                           std::string_view body, std::vector<std::pair<std::string_view, std::string>> fields) {
   const auto add = [&](std::string_view field, std::string value) { fields.emplace_back(field, std::move(value)); };
-  add("index", index_type(p.is_wide_index));
   add("problem", fmt::format("attention_wgmma::Problem<{}, {}, {}>", p.length, p.width, p.heads));
   add("block", block);
   add("shared_bytes", text(shared_bytes));
   add("resident", resident);
   add("parameters", parameters.text());
-  add("heads", text(p.heads));
-  add("width", text(p.width));
-  add("length", text(p.length));
-  add("channels", text(p.channels()));
-  add("qkv_row", text(3 * p.channels()));
-  add("qkv_image", text(p.length * 3 * p.channels()) + "ll");
-  add("out_image", text(p.length * p.channels()) + "ll");
-  add("qkv", operand(p, 0));
-  add("q_channel", first_channel(spec, p, "0"));
-  add("k_channel", first_channel(spec, p, "1"));
-  add("v_channel", first_channel(spec, p, "2"));
-  add("scale_log2", literal(std::numbers::log2e / std::sqrt(static_cast<double>(p.width))));
+  add_problem_fields(spec, p, fields);
   // What is filled in last may hold fields of its own.
   add("body", filled(body, fields));
   return device_source({"vector.cuh", "ops.cuh", "random.cuh", "attention_wgmma.cuh"}) + filled(R"(

@@ -3,7 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <numbers>
 
+#include "codegen/cuda/source/extents.h"
 #include "codegen/cuda/source/parameters.h"
 #include "ir/op.h"
 #include "ir/qkv.h"
@@ -45,6 +48,24 @@ std::string first_channel(const KernelSpec& spec, const AttentionProblem& p, con
 }
 
 std::string operand(const AttentionProblem& p, size_t i) { return "p" + text(p.inputs[i]); }
+
+void add_problem_fields(const KernelSpec& spec, const AttentionProblem& p,
+                        std::vector<std::pair<std::string_view, std::string>>& fields) {
+  const auto add = [&](std::string_view field, std::string value) { fields.emplace_back(field, std::move(value)); };
+  add("index", index_type(p.is_wide_index));
+  add("heads", text(p.heads));
+  add("width", text(p.width));
+  add("length", text(p.length));
+  add("channels", text(p.channels()));
+  add("qkv_row", text(3 * p.channels()));
+  add("qkv_image", text(p.length * 3 * p.channels()) + "ll");
+  add("out_image", text(p.length * p.channels()) + "ll");
+  add("qkv", operand(p, 0));
+  add("q_channel", first_channel(spec, p, "0"));
+  add("k_channel", first_channel(spec, p, "1"));
+  add("v_channel", first_channel(spec, p, "2"));
+  add("scale_log2", literal(std::numbers::log2e / std::sqrt(static_cast<double>(p.width))));
+}
 
 std::vector<Term> row_coords(int lanes) {
   return {{"image", Lanes::none}, {"token", Lanes::none}, {"channel", lanes == 1 ? Lanes::none : Lanes::unit}};

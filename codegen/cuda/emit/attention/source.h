@@ -2,6 +2,8 @@
 #pragma once
 
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "codegen/cuda/emit/attention/tiles.h"
@@ -9,6 +11,7 @@
 
 namespace difuse::codegen::cuda {
 
+/// As a hexadecimal float.
 std::string literal(double x);
 
 /// The outputs of the body that are computed from one result of its attention node.
@@ -23,6 +26,10 @@ std::string first_channel(const KernelSpec& spec, const AttentionProblem& p, con
 
 /// The pointer of the node's operand i.
 std::string operand(const AttentionProblem& p, size_t i);
+
+/// Adds the fields that the problem alone gives: extents, the head's channels, the scale of the scores.
+void add_problem_fields(const KernelSpec& spec, const AttentionProblem& p,
+                        std::vector<std::pair<std::string_view, std::string>>& fields);
 
 /// Coordinates of the value and of the gradient.
 std::vector<Term> row_coords(int lanes);
