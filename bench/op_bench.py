@@ -121,34 +121,41 @@ def prepare_graphs(product, cases, copies, folder, cache):
     return files
 
 
+def measure_case(product, case, count, file, args, cache):
+    """The row of the table and what goes with it into the data."""
+    about = {"family": case.family, "title": case.title, "dtype": case.dtype}
+    try:
+        error = None if args.no_check else check(product, case, args.device, cache)
+        benched = product.bench(["--graph", str(file)], case.dtype, cache)
+    except ProductError as failure:
+        print(f"{case.name}: {failure}", flush=True)
+        return [*about.values(), "failed", *["-"] * 5], {**about, "failure": str(failure)}
+    ours = benched["step_seconds"] / count
+    theirs = torch_times(case, args.device, count)
+    way, best = min(theirs.items(), key=lambda item: item[1]) if theirs else ("-", None)
+    row = [*about.values(), f"{ours * 1e3:.4f}", rate(case, ours)]
+    row += [f"{best * 1e3:.4f}", rate(case, best), f"{best / ours:.2f}", way] if best else ["-"] * 4
+    print("  ".join(row), flush=True)
+    return row, {
+        **about, "flops": case.flops, "bytes": case.bytes, "copies": count, "launches": benched["launches"] / count,
+        "difuse_seconds": ours, "difuse_error": error, "torch_seconds": theirs,
+    }  # fmt: skip
+
+
 def measure(product, cases, args, l2):
+    """Interrupted, what there is so far."""
     rows, results = [], []
     copies = [copies_of(case, l2) for case in cases]
     with tempfile.TemporaryDirectory() as scratch:
         cache = f"{scratch}/kernels"
         files = prepare_graphs(product, cases, copies, pathlib.Path(scratch), cache)
-        for case, count, file in zip(cases, copies, files):
-            try:
-                error = None if args.no_check else check(product, case, args.device, cache)
-                benched = product.bench(["--graph", str(file)], case.dtype, cache)
-            except ProductError as failure:
-                print(f"{case.name}: {failure}", flush=True)
-                rows.append([case.family, case.title, case.dtype, "failed", *["-"] * 5])
-                results.append({"family": case.family, "title": case.title, "dtype": case.dtype,
-                                "failure": str(failure)})  # fmt: skip
-                continue
-            ours = benched["step_seconds"] / count
-            theirs = torch_times(case, args.device, count)
-            way, best = min(theirs.items(), key=lambda item: item[1]) if theirs else ("-", None)
-            row = [case.family, case.title, case.dtype, f"{ours * 1e3:.4f}", rate(case, ours)]
-            row += [f"{best * 1e3:.4f}", rate(case, best), f"{best / ours:.2f}", way] if best else ["-"] * 4
-            rows.append(row)
-            print("  ".join(row), flush=True)
-            results.append({
-                "family": case.family, "title": case.title, "dtype": case.dtype, "flops": case.flops,
-                "bytes": case.bytes, "copies": count, "launches": benched["launches"] / count, "difuse_seconds": ours, "difuse_error": error,
-                "torch_seconds": theirs,
-            })  # fmt: skip
+        try:
+            for case, count, file in zip(cases, copies, files):
+                row, result = measure_case(product, case, count, file, args, cache)
+                rows.append(row)
+                results.append(result)
+        except KeyboardInterrupt:
+            print(f"interrupted: {len(cases) - len(rows)} operations were not measured", flush=True)
     return rows, results
 
 
@@ -172,8 +179,6 @@ def main():
         raise SystemExit(f"no operation's name holds {' or '.join(args.only)}")
     l2 = torch.cuda.get_device_properties(0).L2_cache_size if args.device == "cuda" else 1 << 20
     if args.device == "cuda":
-        import torch._functorch.config
-
         torch._functorch.config.donated_buffer = False  # A backward is timed more than once.
         torch._dynamo.config.recompile_limit = 64
     environment = report.environment(product)

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <set>
 
 #include "codegen/cuda/lower_cuda.h"
 
@@ -22,18 +21,19 @@ std::vector<CompileResult> compile_decided(
     const std::function<void(const std::string& line)>& warn) {
   while (true) {
     std::vector<CompileResult> results = compile(plan.sources);
-    std::set<std::pair<std::string, std::string>> refused;  // problem and tile
+    bool is_new = false;
     for (const KernelCall& call : plan.calls) {
       const auto& error = results[static_cast<size_t>(call.source)].error;
       if (!error || call.choice < 0) continue;
-      for (const DecidedTile& decided : plan.decided) {
-        if (!computes(call, decided.node) || decided.choice != call.choice) continue;
-        if (!refused.emplace(decided.problem, decided.tile).second) continue;
-        warn(fmt::format("the tuned tile {} is not used: {}", decided.tile, error->what()));
+      for (const ChosenTile& chosen : plan.chosen) {
+        if (!computes(call, chosen.node) || chosen.choice != call.choice) continue;
+        if (decisions.is_forbidden(chosen.problem, chosen.tile)) continue;
+        decisions.forbid(chosen.problem, chosen.tile);
+        is_new = true;
+        warn(fmt::format("the {}tile {} is not used: {}", chosen.is_tuned ? "tuned " : "", chosen.tile, error->what()));
       }
     }
-    if (refused.empty()) return results;
-    for (const auto& [problem, tile] : refused) decisions.forbid(problem, tile);
+    if (!is_new) return results;
     plan = lower_cuda(std::move(plan.graph), std::move(plan.memory), device, &decisions);
   }
 }

@@ -13,9 +13,9 @@
 
 namespace difuse::codegen::cuda {
 
-/// What KernelCompiler::compile gives for the plan's sources. Decisions may be older than the compiler: a decided tile
-/// that this one refuses is taken out of `decisions`, said in one line to `warn`, and the plan lowered again without
-/// it.
+/// What KernelCompiler::compile gives for the plan's sources. Decisions may be older than the compiler, and registers
+/// are estimated: a tile that the compiler refuses is forbidden in `decisions`, said in one line to `warn`, and the
+/// plan lowered again without it, until there is no other tile. The plan was lowered with `decisions`.
 std::vector<CompileResult> compile_decided(
     CudaPlan& plan, const ir::DeviceSpec& device, TuningTable& decisions,
     const std::function<std::vector<CompileResult>(std::span<const CudaSource>)>& compile,

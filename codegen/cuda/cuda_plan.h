@@ -81,12 +81,11 @@ struct KernelCall {
   int node_of(int member) const { return member == 0 ? node : more_nodes[static_cast<size_t>(member) - 1]; }
 };
 
-/// A tile that the plan has from a table of decisions.
-struct DecidedTile {
+/// The tile of a problem that has several.
+struct ChosenTile {
   int node = -1, choice = -1;  ///< Of the calls that have it.
-  std::string problem;
-  int64_t batch = 1;
-  std::string tile;
+  std::string problem, tile;
+  bool is_tuned = false;  ///< From a table of decisions.
 };
 
 struct CudaPlan {
@@ -95,7 +94,7 @@ struct CudaPlan {
   std::vector<CudaSource> sources;  ///< Each distinct kernel once.
   std::vector<KernelCall> calls;    ///< In stream order.
   int64_t workspace_bytes = 0;      ///< For whichever node runs; what waits (join/order.h) keeps its part.
-  std::vector<DecidedTile> decided = {};
+  std::vector<ChosenTile> chosen = {};
   /// What a step has at another batch, for the sources alone: they are compiled with the others.
   std::vector<KernelCall> prepared = {};
   /// Second stages that a later node's kernel does as well (join/part_sums.h). Who looks at nodes one by one runs them

@@ -25,19 +25,25 @@ std::string identifier(std::string name) {
 PlanWriter::PlanWriter(CudaPlan& plan, const ir::DeviceSpec& device, const TuningTable* decisions)
     : plan_(plan), decisions_(decisions), architecture_(ir::architecture_name(device)) {}
 
-/// A tile that the table names and the emitter no longer has is passed over.
-KernelSpec PlanWriter::decided(const KernelSpec& spec, const Emitter& emitter) {
+/// The best estimate where the table has nothing, or names a tile that the emitter no longer has. Where every tile is
+/// forbidden it is the best estimate again, for the compiler's error to be told.
+KernelSpec PlanWriter::chosen(const KernelSpec& spec, const Emitter& emitter) {
   KernelSpec with_tiles = spec;
   const std::vector<TileChoice> choices = emitter.choices(spec);
   with_tiles.tiles.assign(choices.size(), 0);
   for (size_t c = 0; c < choices.size(); ++c) {
     const TileChoice& choice = choices[c];
     const Decision* decision = decisions_->find(choice.problem, choice.batch);
-    if (decision == nullptr) continue;
-    const auto found = std::ranges::find(choice.tiles, decision->tile);
+    auto found = choice.tiles.end();
+    if (decision != nullptr) found = std::ranges::find(choice.tiles, decision->tile);
+    const bool is_tuned = found != choice.tiles.end();
+    if (!is_tuned) {
+      found = std::ranges::find_if(
+          choice.tiles, [&](const std::string& tile) { return !decisions_->is_forbidden(choice.problem, tile); });
+    }
     if (found == choice.tiles.end()) continue;
     with_tiles.tiles[c] = static_cast<size_t>(found - choice.tiles.begin());
-    plan_.decided.push_back({node_, static_cast<int>(c), choice.problem, choice.batch, decision->tile});
+    plan_.chosen.push_back({node_, static_cast<int>(c), choice.problem, *found, is_tuned});
   }
   return with_tiles;
 }
@@ -47,9 +53,8 @@ void PlanWriter::emit(const KernelSpec& spec, int node, std::vector<WorkspaceRan
   held_ = std::move(held);
   own_.clear();
   const Emitter& emitter = find_emitter(spec);
-  const bool decides = emitter.choices != nullptr && decisions_ != nullptr && !decisions_->empty();
-  if (decides && spec.tiles.empty()) {
-    emitter.emit(decided(spec, emitter), *this);
+  if (emitter.choices != nullptr && decisions_ != nullptr && spec.tiles.empty()) {
+    emitter.emit(chosen(spec, emitter), *this);
   } else {
     emitter.emit(spec, *this);
   }

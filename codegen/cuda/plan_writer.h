@@ -28,7 +28,7 @@ class PlanWriter final : public Emission {
 
  private:
   KernelCall call_of(KernelDraft draft);
-  KernelSpec decided(const KernelSpec& spec, const Emitter& emitter);
+  KernelSpec chosen(const KernelSpec& spec, const Emitter& emitter);
 
   CudaPlan& plan_;
   const TuningTable* decisions_;

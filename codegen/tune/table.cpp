@@ -79,6 +79,7 @@ void TuningTable::set(const std::string& problem, int64_t batch, Decision decisi
 
 void TuningTable::forbid(const std::string& problem, const std::string& tile) {
   std::erase_if(decisions_, [&](const auto& row) { return row.first.first == problem && row.second.tile == tile; });
+  forbidden_.emplace(problem, tile);
 }
 
 void TuningTable::merge(const TuningTable& news) {

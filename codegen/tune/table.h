@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -27,8 +28,12 @@ class TuningTable {
   using Key = std::pair<std::string, int64_t>;
 
   void set(const std::string& problem, int64_t batch, Decision decision);
-  /// Forgets every decision for this tile, at whatever batch.
+  /// Forgets every decision for this tile, at whatever batch, and lets none be made with it. Not part of the text form:
+  /// the next compiler may take the tile.
   void forbid(const std::string& problem, const std::string& tile);
+  bool is_forbidden(const std::string& problem, const std::string& tile) const {
+    return forbidden_.contains({problem, tile});
+  }
   /// Takes over all of `news`.
   void merge(const TuningTable& news);
 
@@ -43,6 +48,7 @@ class TuningTable {
 
  private:
   std::map<Key, Decision> decisions_;
+  std::set<std::pair<std::string, std::string>> forbidden_;  // Problem and tile.
 };
 
 /// What the times hold for.

@@ -142,6 +142,7 @@ int run_compile(const CompileFlags& flags, const CommandContext& context) {
   say("compiled: {} of {} in {:.2f} s{}; planning took {:.2f} s\n", total - cached, total, compile_seconds,
       cached > 0 ? ", the others came from the cache" : "", plan_seconds);
   if (!flags.dump.empty()) {
+    runtime::dump_sources(flags.dump, plan);  // Again: tiles that the compiler refused gave way to others.
     runtime::dump_code(flags.dump, kernels);
     say("dumped: {}\n", flags.dump);
   }

@@ -50,6 +50,15 @@ std::vector<std::string> names(const CudaPlan& plan) {
   return all;
 }
 
+/// What a compiler gives that refuses the kernels of these names.
+std::vector<CompileResult> refusing(std::span<const CudaSource> sources, const std::set<std::string>& refused) {
+  std::vector<CompileResult> results(sources.size());
+  for (size_t i = 0; i < sources.size(); ++i) {
+    if (refused.contains(sources[i].name)) results[i].error = Error("it spills");
+  }
+  return results;
+}
+
 TEST(TuningSites, AreEachProblemOnce) {
   const auto sites = tuning_sites(lower(example(4)), portable());
   ASSERT_EQ(sites.size(), 5u);  // conv_fprop (twice), conv_wgrad, attention, its gradient's two kernels.
@@ -139,13 +148,14 @@ TEST(Decisions, ChangeTheKernelsThatTheyAreAboutAndNoOthers) {
   for (const TuningSite& site : sites) {
     TuningTable table;
     table.set(site.choice().problem, 4, {site.choice().tiles[1], 1, 1});
-    const CudaPlan decided = lower(graph, &table);
+    CudaPlan decided = lower(graph, &table);
     ASSERT_EQ(decided.calls.size(), plain.calls.size());
     int changed = 0;
     for (size_t i = 0; i < plain.calls.size(); ++i) changed += names(plain)[i] != names(decided)[i] ? 1 : 0;
     EXPECT_EQ(changed, site.uses) << site.choice().problem;
-    ASSERT_EQ(decided.decided.size(), static_cast<size_t>(site.uses));
-    EXPECT_EQ(decided.decided[0].tile, site.choice().tiles[1]);
+    std::erase_if(decided.chosen, [](const ChosenTile& chosen) { return !chosen.is_tuned; });
+    ASSERT_EQ(decided.chosen.size(), static_cast<size_t>(site.uses));
+    EXPECT_EQ(decided.chosen[0].tile, site.choice().tiles[1]);
   }
 }
 
@@ -168,7 +178,8 @@ TEST(Decisions, ThatSayNothingChangeNothing) {
   table.set(tuning_sites(plain, portable())[0].choice().problem, 4, {"a tile that there is no more", 1, 1});
   const CudaPlan same = lower(graph, &table);
   EXPECT_EQ(names(same), names(plain));
-  EXPECT_TRUE(same.decided.empty());
+  EXPECT_FALSE(same.chosen.empty());
+  EXPECT_TRUE(std::ranges::none_of(same.chosen, &ChosenTile::is_tuned));
   for (size_t i = 0; i < plain.sources.size(); ++i) EXPECT_EQ(same.sources[i].source, plain.sources[i].source);
 }
 
@@ -183,13 +194,7 @@ TEST(Decisions, ThatTheCompilerRefusesAreLeftOut) {
       std::ranges::find_if(plan.calls, [](const KernelCall& c) { return c.choice == 0; }) - plan.calls.begin());
   const std::string& refused = decided[static_cast<size_t>(refused_call)];
   std::vector<std::string> lines;
-  const auto compile = [&](std::span<const CudaSource> sources) {
-    std::vector<CompileResult> results(sources.size());
-    for (size_t i = 0; i < sources.size(); ++i) {
-      if (sources[i].name == refused) results[i].error = Error("it spills");
-    }
-    return results;
-  };
+  const auto compile = [&](std::span<const CudaSource> sources) { return refusing(sources, {refused}); };
   const auto results =
       compile_decided(plan, portable(), table, compile, [&](const std::string& line) { lines.push_back(line); });
   EXPECT_TRUE(std::ranges::none_of(results, [](const CompileResult& r) { return r.error.has_value(); }));
@@ -200,15 +205,40 @@ TEST(Decisions, ThatTheCompilerRefusesAreLeftOut) {
   }
 }
 
-TEST(Decisions, DoNotHideAKernelThatNeverCompiles) {
-  CudaPlan plan = lower(example(4));
+TEST(Decisions, OfTheEstimateGiveWayToTheNextTileThatCompiles) {
   TuningTable table;
+  CudaPlan plan = lower(example(4), &table);
+  const TuningSite site = tuning_sites(plan, portable())[0];
+  std::set<std::string> refused;
+  const CudaPlan candidates = site.plan(std::vector<size_t>{0, 1});
+  for (const KernelCall& call : candidates.calls) {
+    if (call.choice == site.index()) refused.insert(candidates.sources[static_cast<size_t>(call.source)].name);
+  }
+  std::vector<std::string> lines;
+  const auto compile = [&](std::span<const CudaSource> sources) { return refusing(sources, refused); };
+  const auto results =
+      compile_decided(plan, portable(), table, compile, [&](const std::string& line) { lines.push_back(line); });
+  EXPECT_TRUE(std::ranges::none_of(results, [](const CompileResult& r) { return r.error.has_value(); }));
+  ASSERT_EQ(lines.size(), 2u);
+  EXPECT_EQ(lines[1], "the tile " + site.choice().tiles[1] + " is not used: it spills");
+  EXPECT_EQ(plan.chosen.at(0).tile, site.choice().tiles[2]);
+}
+
+TEST(Decisions, DoNotHideAKernelThatNeverCompiles) {
+  TuningTable table;
+  CudaPlan plan = lower(example(4), &table);
+  const TuningSite site = tuning_sites(plan, portable())[0];
+  std::vector<std::string> lines;
   const auto compile = [&](std::span<const CudaSource> sources) {
     std::vector<CompileResult> results(sources.size());
-    results[0].error = Error("no");
+    for (CompileResult& result : results) result.error = Error("no");
     return results;
   };
-  EXPECT_TRUE(compile_decided(plan, portable(), table, compile, [](const std::string&) { FAIL(); })[0].error);
+  const auto results =
+      compile_decided(plan, portable(), table, compile, [&](const std::string& line) { lines.push_back(line); });
+  EXPECT_TRUE(results[0].error);
+  EXPECT_GE(lines.size(), site.choice().tiles.size());
+  EXPECT_EQ(std::set(lines.begin(), lines.end()).size(), lines.size()) << "a tile is tried once";
 }
 
 }  // namespace

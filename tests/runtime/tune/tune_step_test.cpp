@@ -163,10 +163,10 @@ TEST_F(Tuning, KeepsTheFastestAndRunsWithIt) {
   EXPECT_EQ(*decision(kept), *decision(tuning.result.decisions)) << "to the hundredth of a microsecond";
 
   const auto executor = compile(product(), options_, Target(device_, cache_));
-  EXPECT_EQ(dynamic_cast<CudaExecutor&>(*executor).plan().decided.at(0).tile, decision(kept)->tile);
+  EXPECT_EQ(dynamic_cast<CudaExecutor&>(*executor).plan().chosen.at(0).tile, decision(kept)->tile);
   options_.tune = ir::Tuning::off;
   const auto plain = compile(product(), options_, Target(device_, cache_));
-  EXPECT_TRUE(dynamic_cast<CudaExecutor&>(*plain).plan().decided.empty());
+  EXPECT_FALSE(dynamic_cast<CudaExecutor&>(*plain).plan().chosen.at(0).is_tuned);
   EXPECT_EQ(log_.str(), "");
 }
 
