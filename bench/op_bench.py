@@ -179,8 +179,12 @@ def main():
         raise SystemExit(f"no operation's name holds {' or '.join(args.only)}")
     l2 = torch.cuda.get_device_properties(0).L2_cache_size if args.device == "cuda" else 1 << 20
     if args.device == "cuda":
-        torch._functorch.config.donated_buffer = False  # A backward is timed more than once.
-        torch._dynamo.config.recompile_limit = 64
+        # Here, for they are slow to load and make no sense without a GPU.
+        from torch._dynamo import config as dynamo
+        from torch._functorch import config as functorch
+
+        functorch.donated_buffer = False  # A backward is timed more than once.
+        dynamo.recompile_limit = 64
     environment = report.environment(product)
     print(f"{report.versions_line(environment)}; L2 {l2 / 1e6:.0f} MB", flush=True)
     rows, results = measure(product, cases, args, l2)
