@@ -27,11 +27,27 @@ Value fprop_as_dgrad(Builder& build, const Node& node) {
   return build.conv_dgrad(image, lying, {.stride = 1, .pad = pad, .height = result[1], .width = result[2]});
 }
 
+/// conv_wgrad(x, dy) -> repack(conv_wgrad(dy, x), flipped): dw[k, r, s, c] sums dy[q, k] x[q + (r, s) - pad, c] over q,
+/// which is x[p, c] dy[p + (r', s') - pad', k] over p, with r' = taps - 1 - r and pad' = taps - 1 - pad.
+Value wgrad_of_few_outputs(Builder& build, const Node& node) {
+  constexpr int64_t kFew = 8;
+  const auto& attrs = node.as<ir::ConvWgradAttrs>();
+  const Value image = node.operands[0], gradient = node.operands[1];
+  const int64_t inputs = build.shape(image).back(), outputs = build.shape(gradient).back();
+  const int64_t taps = attrs.r, pad = taps - 1 - attrs.pad;
+  const bool halves = build.type(image).dtype == ir::DType::bf16 && build.type(gradient).dtype == ir::DType::bf16;
+  if (!halves || outputs >= kFew || outputs >= inputs || taps == 1) return {};
+  if (attrs.stride != 1 || attrs.s != taps || pad < 0) return {};
+  const Value turned = build.conv_wgrad(gradient, image, {.stride = 1, .pad = pad, .r = taps, .s = taps});
+  return build.repack(turned, ir::WeightLayout::flipped);
+}
+
 }  // namespace
 
 PassResult set_filter_layout(const ir::Graph& graph, PassContext& context) {
   constexpr int64_t kHopper = 90;
-  static constexpr Rule kRules[] = {{"fprop_as_dgrad", Op::conv_fprop, fprop_as_dgrad}};
+  static constexpr Rule kRules[] = {{"fprop_as_dgrad", Op::conv_fprop, fprop_as_dgrad},
+                                    {"wgrad_of_few_outputs", Op::conv_wgrad, wgrad_of_few_outputs}};
   if (context.device.architecture != kHopper) return {graph, false};
   return rewrite(graph, kRules, context);
 }

@@ -26,6 +26,7 @@ struct KernelSpec {
   std::vector<bool> is_tf32 = {};  ///< By input, empty for none: every element is a float rounded to tf32.
   std::vector<size_t> tiles = {};  ///< By choice of its emitter: the candidate to take; the first where it is missing.
   const Preamble* preamble = nullptr;  ///< The kernel's blocks are then inside one image each.
+  int members = 1;  ///< Equal specs that run at once, this one among them: they share the processors.
 
   bool wanted(size_t result) const { return results[result].kind != Argument::Kind::number; }
   size_t tile(size_t choice) const { return choice < tiles.size() ? tiles[choice] : 0; }
@@ -81,7 +82,8 @@ struct Emitter {
   bool (*accepts)(const KernelSpec& spec);
   void (*emit)(const KernelSpec& spec, Emission& emission);
   std::vector<TileChoice> (*choices)(const KernelSpec& spec) = nullptr;  ///< Null: it leaves nothing open.
-  bool independent = false;  ///< None of a spec's launches reads what another writes.
+  bool independent = false;        ///< None of a spec's launches reads what another writes.
+  bool shares_processors = false;  ///< Has fewer blocks, and less to do in all, where a spec has other members.
 };
 
 /// In the order in which they are asked; the first that accepts a body emits it.

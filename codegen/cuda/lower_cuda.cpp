@@ -72,6 +72,13 @@ class Walk {
     return p.placed() ? Argument{Argument::Kind::arena, p.offset} : Argument::number(0);
   }
 
+  /// Nodes that run at once with this one, itself among them.
+  int members(int id) const {
+    const auto range = std::ranges::find_if(memory_.together,
+                                            [&](const passes::NodeRange& r) { return r.first <= id && id <= r.last; });
+    return range == memory_.together.end() ? 1 : range->last - range->first + 1;
+  }
+
   void lower(int id) const {
     if (passes::is_alias(graph_, memory_, id)) return;
     const Node& node = graph_.node(id);
@@ -88,6 +95,7 @@ class Walk {
       spec.results.push_back(place({id, r}));
       spec.result_alignment.push_back(alignment_of(spec.results.back().value));
     }
+    spec.members = members(id);
     visit(spec, id);
   }
 
@@ -132,7 +140,7 @@ bool accepts(const KernelSpec& spec) {
 std::span<const Emitter> emitters() {
   static constexpr std::array<Emitter, 11> kEmitters = {{
       {"conv_wgmma", accepts_conv_wgmma, emit_conv_wgmma, conv_wgmma_choices},
-      {"wgrad_wgmma", accepts_wgrad_wgmma, emit_wgrad_wgmma, wgrad_wgmma_choices},
+      {"wgrad_wgmma", accepts_wgrad_wgmma, emit_wgrad_wgmma, wgrad_wgmma_choices, false, true},
       {"contraction", accepts<accepts_contraction>, emit_contraction, contraction_choices},
       {"attention_wgmma", accepts_attention_wgmma, emit_attention_wgmma, attention_wgmma_choices},
       {"attention", accepts<accepts_attention>, emit_attention, attention_choices},

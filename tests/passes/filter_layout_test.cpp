@@ -68,6 +68,43 @@ TEST(FilterLayout, ElsewhereNothingChanges) {
   }
 }
 
+/// dy is as high and wide as the convolution's result.
+ir::Graph filter_gradient(const Shapes& s) {
+  ir::Graph graph("gradient");
+  ir::Builder b(graph);
+  const auto out = [&](int64_t extent) { return (extent + 2 * s.pad - s.r) / s.stride + 1; };
+  const ir::Value x = b.input("x", {s.dtype, {2, 7, 6, s.c}}), dy = b.input("dy", {s.dtype, {2, out(7), out(6), s.k}});
+  graph.set_output("dw", b.conv_wgrad(x, dy, {.stride = s.stride, .pad = s.pad, .r = s.r, .s = s.r}));
+  return graph;
+}
+
+TEST(FilterLayout, OnHopperTheGradientOfFewOutputsIsMadeTurned) {
+  for (const Shapes& s :
+       {Shapes{.k = 3}, {.pad = 0, .k = 1}, {.pad = 2, .k = 7, .c = 9}, {.r = 5, .pad = 1, .k = 3, .c = 4}}) {
+    const ir::Graph before = filter_gradient(s);
+    const PassResult result = apply(before, "h100");
+    EXPECT_TRUE(result.changed);
+    const std::string text = ir::print(result.graph);
+    EXPECT_NE(text.find(fmt::format("conv_wgrad %1, %0 {{stride = 1, pad = {}", s.r - 1 - s.pad)), std::string::npos)
+        << text;
+    EXPECT_FALSE(apply(result.graph, "h100").changed) << "not idempotent";
+    tests::expect_same_results(before, result.graph);
+  }
+}
+
+TEST(FilterLayout, OtherFiltersGradientsStay) {
+  for (const Shapes& s : {Shapes{.k = 8, .c = 16},
+                          {.k = 3, .c = 3},
+                          {.k = 4, .c = 3},
+                          {.r = 1, .pad = 0, .k = 3},
+                          {.pad = 3, .k = 3},
+                          {.k = 3, .stride = 2},
+                          {.k = 3, .dtype = DType::f32}}) {
+    EXPECT_FALSE(apply(filter_gradient(s), "h100").changed) << s.r << " " << s.pad << " " << s.k << " " << s.c;
+  }
+  EXPECT_FALSE(apply(filter_gradient({.k = 3}), "a100").changed);
+}
+
 TEST(FilterLayout, SpendsFuelForEachConvolution) {
   EXPECT_FALSE(apply(gradient(), "h100", Fuel(0)).changed);
   EXPECT_TRUE(apply(gradient(), "h100", Fuel(1)).changed);

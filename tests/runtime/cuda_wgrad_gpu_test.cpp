@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "ir/builder.h"
 #include "runtime/compile.h"
 #include "tests/support/backend/gpu.h"
@@ -41,6 +43,29 @@ TEST(GpuWgrad, ShapesThatFillNoTileMatchTheReference) {
   };
   std::vector<Graph> graphs;
   for (const WgradShapes& shapes : kShapes) graphs.push_back(gradient(shapes));
+  testing::expect_nodes_agree(gpu, graphs, passes::Precision::bf16);
+}
+
+/// Several of a kind in one launch, which share the processors.
+TEST(GpuWgrad, ThoseThatRunAtOnceMatchTheReference) {
+  DIFUSE_NEED_GPU(gpu);
+  std::vector<Graph> graphs;
+  for (const WgradShapes& s : {WgradShapes{4, 64, 64, 64, 64, 3, 1}, WgradShapes{6, 16, 16, 192, 192, 3, 1},
+                               WgradShapes{17, 16, 16, 192, 576, 1, 0}, WgradShapes{4, 32, 32, 128, 128, 3, 1}}) {
+    Graph& graph = graphs.emplace_back(fmt::format("wgrads_{}x{}_h{}c{}k{}", s.taps, s.taps, s.h, s.c, s.k));
+    Builder b(graph);
+    for (const std::string name : {"a", "b", "c"}) {
+      const Value x = b.input("x" + name, {DType::bf16, {s.n, s.h, s.w, s.c}});
+      const Value dy = b.input("dy" + name, {DType::bf16, {s.n, s.h, s.w, s.k}});
+      graph.set_output("dw" + name, b.conv_wgrad(x, dy, {1, s.pad, s.taps, s.taps}));
+    }
+    runtime::CompileSettings settings;
+    settings.precision = passes::Precision::bf16;
+    const codegen::cuda::CudaPlan plan = runtime::plan_cuda(graph, {}, gpu.spec(), settings);
+    if (gpu.spec().architecture == 90) {
+      EXPECT_EQ(std::ranges::max(plan.calls, {}, &codegen::cuda::KernelCall::members).members, 3) << graph.name();
+    }
+  }
   testing::expect_nodes_agree(gpu, graphs, passes::Precision::bf16);
 }
 

@@ -365,12 +365,34 @@ TEST(JoinedLaunches, ASecondStageOfALargerBatchIsCompiledWithTheFirst) {
   EXPECT_EQ(source_names(conv(1)), source_names(conv(4)));
 }
 
-/// Each leaves parts of several megabytes: what runs at once has them all.
-TEST(JoinedLaunches, WhatLeavesLargePartsDoesNotRunAtOnce) {
-  const Graph graph = filter_gradients({1, 16, 16, 64}, {64, 64, 64, 64});
+/// One after the other each has all processors, and as many partial sums.
+TEST(JoinedLaunches, FilterGradientsShareTheProcessors) {
+  const Graph graph = filter_gradients({32, 64, 64, 64}, {64, 64, 64});
   const CudaPlan plan = joined_plan(graph);
-  EXPECT_TRUE(plan.memory.together.empty());
-  EXPECT_EQ(members(plan), (std::vector{1, 1, 1, 1, 4}));
+  const CudaPlan apart = codegen::cuda::lower_cuda(graph, passes::plan_memory(graph), device());
+  EXPECT_EQ(members(plan), (std::vector{3, 3}));
+  EXPECT_LE(plan.calls[0].grid.x * 3, apart.calls[0].grid.x);
+  EXPECT_LE(plan.workspace_bytes * 2, apart.workspace_bytes);
+}
+
+/// The first of two could wait for the other, but its operands would be alive at the peak, which lies between them.
+TEST(JoinedLaunches, NothingIsPutOffPastThePeak) {
+  Graph graph("step");
+  Builder b(graph);
+  const ir::Type image = {DType::f32, {64, 16, 16, 64}};
+  const auto rounded = [&](const std::string& name) { return b.cast(b.input(name, image), DType::bf16); };
+  const auto gradient = [&](const std::string& name) {
+    return b.conv_wgrad(rounded("x" + name), rounded("dy" + name), {1, 1, 3, 3});
+  };
+  const Value first = gradient("a");
+  std::vector<Value> alive;
+  for (int i = 0; i < 4; ++i) alive.push_back(b.silu(b.input("u" + std::to_string(i), image)));
+  Value all = alive[0];
+  for (size_t i = 1; i < alive.size(); ++i) all = b.mul(all, alive[i]);
+  graph.set_output("all", all);
+  graph.set_output("dw", b.add(first, gradient("b")));
+  const CudaPlan apart = codegen::cuda::lower_cuda(graph, passes::plan_memory(graph), device());
+  EXPECT_LE(joined_plan(graph).memory.arena_bytes, apart.memory.arena_bytes * 33 / 32);
 }
 
 TEST(JoinedLaunches, AStateIsReadBeforeItsNextValueIsMade) {

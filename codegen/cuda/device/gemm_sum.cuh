@@ -5,6 +5,16 @@
 
 namespace gemm {
 
+/// The terms that one of `parts` threads adds.
+struct Terms {
+  int first, end;
+};
+template <int parts>
+__device__ __forceinline__ Terms own_terms(int splits, int part) {
+  const int each = (splits + parts - 1) / parts, first = part * each;
+  return {first, first + each < splits ? first + each : splits};
+}
+
 /// A block of `runs` x `parts` threads sums `runs` runs of `lanes` elements. Of the `splits` partial tensors, `size`
 /// elements each, thread (run, part) adds a range, in order; then the parts are added, in order. The sum is that of the
 /// threads with part 0. `from`: the first partial tensor at the thread's run. Called by all threads.
@@ -12,8 +22,7 @@ template <int lanes, int parts, int runs>
 __device__ __forceinline__ Run<f32, lanes> sum_of_splits(const f32* from, long long size, int splits, bool valid) {
   __shared__ Run<f32, lanes> shared[parts][runs];
   const int at = static_cast<int>(threadIdx.x % unsigned{runs}), part = static_cast<int>(threadIdx.x / unsigned{runs});
-  const int each = (splits + parts - 1) / parts;
-  const int first = part * each, end = first + each < splits ? first + each : splits;
+  const auto [first, end] = own_terms<parts>(splits, part);
   Run<f32, lanes> sum = {};
   if (valid) {
     constexpr int batch = 8;  // Loads at once, of what is left as well: one by one they would take as long each.
@@ -44,6 +53,63 @@ __device__ __forceinline__ Run<f32, lanes> sum_of_splits(const f32* from, long l
     }
   }
   return sum;
+}
+
+/// The same of the first `own` of `each` runs of every thread, which lie `step` elements from one another, into `sums`.
+template <int lanes, int each, int parts, int runs>
+__device__ __forceinline__ void sums_of_splits(Run<f32, lanes> (&sums)[each], const f32* from, int step, long long size,
+                                               int splits, int own) {
+  [[maybe_unused]] const int at = static_cast<int>(threadIdx.x % unsigned{runs});
+  const int part = static_cast<int>(threadIdx.x / unsigned{runs});
+  const auto [first, end] = own_terms<parts>(splits, part);
+#pragma unroll
+  for (int e = 0; e < each; ++e) sums[e] = {};
+  const auto load = [&](Run<f32, lanes> (&terms)[each], const f32* term) {
+#pragma unroll
+    for (int e = 0; e < each; ++e) {
+      if (e < own) terms[e] = load_run<lanes>(term + e * step);
+    }
+  };
+  const auto add = [&](const Run<f32, lanes> (&terms)[each]) {
+#pragma unroll
+    for (int e = 0; e < each; ++e) {
+      if (e >= own) continue;
+#pragma unroll
+      for (int l = 0; l < lanes; ++l) sums[e][l] += terms[e][l];
+    }
+  };
+  if (own > 0) {
+    const f32* term = from + first * size;
+    int left = end - first;
+#pragma unroll 1
+    for (; left >= 2; left -= 2, term += 2 * size) {
+      Run<f32, lanes> a[each], b[each];
+      load(a, term);
+      load(b, term + size);
+      add(a);
+      add(b);
+    }
+    if (left > 0) {
+      Run<f32, lanes> a[each];
+      load(a, term);
+      add(a);
+    }
+  }
+  if constexpr (parts > 1) {
+    __shared__ Run<f32, lanes> shared[parts][each][runs];
+#pragma unroll
+    for (int e = 0; e < each; ++e) shared[part][e][at] = sums[e];
+    __syncthreads();
+    if (part != 0) return;
+#pragma unroll
+    for (int p = 1; p < parts; ++p) {
+#pragma unroll
+      for (int e = 0; e < each; ++e) {
+#pragma unroll
+        for (int l = 0; l < lanes; ++l) sums[e][l] += shared[p][e][at][l];
+      }
+    }
+  }
 }
 
 }  // namespace gemm

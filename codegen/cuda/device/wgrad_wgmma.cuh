@@ -14,7 +14,8 @@
 //
 // The W units, block by block, are shared out evenly: group g of G, a block of the kernel, takes units g W / G to
 // (g + 1) W / G, which may begin in one block of the result and end in another. For each it writes its partial sums,
-// and a second kernel adds those of one block in the order of g. So the order follows from the shape, the batch and G.
+// and a second kernel adds those of one block in the order of g. So the order follows from the shape, the batch and G,
+// which is smaller where several such kernels share the processors.
 // Where there is one group for each block of the result, its sums are whole, and no second kernel is needed.
 //
 // Partial sums are many bytes. So a group may be a pair of blocks, a cluster: of the group's units of one block of the
@@ -104,8 +105,21 @@ __device__ __forceinline__ constexpr Sizes sizes_of() {
           L::blocks_y,        L::blocks_x,         L::block_outputs,   L::block_inputs, L::Tile::tap_rows};
 }
 
-/// Where run `run` of a block of the result begins in the result [outputs, taps, inputs]; negative: nowhere.
-__device__ __forceinline__ int element_of(const Sizes& of, unsigned block, unsigned run) {
+/// Where run `run` of a block of the result begins in the result [outputs, taps, inputs].
+struct RunPlace {
+  int output, tap, input;
+
+  /// Negative: nowhere.
+  __device__ __forceinline__ int element(const Sizes& of) const {
+    if (output >= of.outputs || input >= of.inputs) return -1;
+    return (output * of.filter * of.filter + tap) * of.inputs + input;
+  }
+  /// A thread's runs i to i + 3, where i is a multiple of 4, lie in two rows each of two halves of 32 columns.
+  __device__ __forceinline__ int element(const Sizes& of, int further) const {
+    return RunPlace{output + further % 2 * 8, tap, input + further / 2 * 16}.element(of);
+  }
+};
+__device__ __forceinline__ RunPlace place_of(const Sizes& of, unsigned block, unsigned run) {
   const int thread = static_cast<int>(run % static_cast<unsigned>(of.owners));
   const int i = static_cast<int>(run / static_cast<unsigned>(of.owners));
   const auto blocks_y = static_cast<unsigned>(of.blocks_y), blocks_x = static_cast<unsigned>(of.blocks_x);
@@ -121,8 +135,10 @@ __device__ __forceinline__ int element_of(const Sizes& of, unsigned block, unsig
     tap = (static_cast<int>(block / blocks_y / blocks_x) * of.tap_rows + tap_row) * 3 + column / 64;
     input += column % 64;
   }
-  if (output >= of.outputs || input >= of.inputs) return -1;
-  return (output * of.filter * of.filter + tap) * of.inputs + input;
+  return {output, tap, input};
+}
+__device__ __forceinline__ int element_of(const Sizes& of, unsigned block, unsigned run) {
+  return place_of(of, block, run).element(of);
 }
 
 /// Tiles of a block of the result.
@@ -160,7 +176,15 @@ struct Groups {
 };
 __device__ __forceinline__ Groups groups_of(long long block, long long blocks, long long tiles, long long groups) {
   const long long units = blocks * tiles;
-  const auto group_of = [&](long long unit) { return static_cast<int>(((unit + 1) * groups - 1) / units); };
+  const float share = static_cast<float>(groups) / static_cast<float>(units);
+  // ((unit + 1) * groups - 1) / units: a division of such numbers takes as long as all else.
+  const auto group_of = [&](long long unit) {
+    const long long shared = (unit + 1) * groups - 1;
+    int group = static_cast<int>(static_cast<float>(unit) * share);
+    while (group * units > shared) --group;
+    while ((group + 1) * units <= shared) ++group;
+    return group;
+  };
   const int first = group_of(block * tiles);
   return {first, group_of((block + 1) * tiles - 1) - first + 1};
 }
@@ -291,8 +315,6 @@ class Consumer {
     } else {
       exchange_halves<1>();
     }
-    fence_shared_for_engines();
-    named_barrier_sync(1, L::threads);
   }
 
   /// Run `i` of the thread's sums. By all threads: neighbouring lanes exchange pairs, so that each has four consecutive
@@ -331,6 +353,8 @@ class Consumer {
 #pragma unroll
       for (int l = 0; l < 4; ++l) sums_[i + l] = sums_[own + i + l] + more[l];
     }
+    fence_shared_for_engines();
+    named_barrier_arrive(1, L::threads);
   }
 
   __device__ __forceinline__ void multiply_unit() {

@@ -145,10 +145,12 @@ PartialSums partial_sums(const HaloWgrad& w, const WgradTile& tile, const ir::De
   // result is small and its partial sums are many.
   constexpr int64_t kEnoughThreads = 150000, kLeastPartials = 4;
   constexpr int kMostParts = 8, kBlockThreads = 128, kLeastRuns = 32;
-  PartialSums sums{.runs = block_count(w, tile) * block_sums(w, tile) / 4, .parts = 1};
+  // So many runs have most of their place in common, which takes longer to find than they take to add.
+  constexpr int kEach = 4;
+  PartialSums sums{.runs = block_count(w, tile) * block_sums(w, tile) / 4 / kEach, .each = kEach, .parts = 1};
   // No more than one where blocks are a choice: parts are the order of the sum.
   const int64_t partials = w.is_whole ? 1 : device.processors / w.cluster / block_count(w, tile);
-  while (sums.parts < kMostParts && 2 * sums.parts * sums.runs <= kEnoughThreads &&
+  while (sums.parts < kMostParts && 2 * sums.parts * sums.runs * kEach <= kEnoughThreads &&
          2 * sums.parts * kLeastPartials <= partials) {
     sums.parts *= 2;
   }
@@ -172,13 +174,17 @@ PartialSums partial_sums(const HaloWgrad& w, const WgradTile& tile, const ir::De
     static_cast<int>(filter), static_cast<int>(outputs), static_cast<int>(inputs), static_cast<int>(owners),
     static_cast<int>(block_runs), static_cast<int>(blocks_y), static_cast<int>(blocks_x),
     static_cast<int>(block_outputs), static_cast<int>(block_inputs), static_cast<int>(tap_rows)};
-const unsigned block = static_cast<unsigned>(run) / static_cast<unsigned>(of.block_runs);
-const unsigned place = static_cast<unsigned>(run) % static_cast<unsigned>(of.block_runs);
-const index_t element = wgrad::element_of(of, block, place);
-const bool valid = element >= 0;
+// A thread has runs i to i + 3 of one of the kernel's threads.
+const unsigned threads = static_cast<unsigned>(of.block_runs) / 4, row = static_cast<unsigned>(of.owners);
+const unsigned block = static_cast<unsigned>(run) / threads, thread = static_cast<unsigned>(run) % threads;
+const unsigned first = thread / row * 4 * row + thread % row;
+const wgrad::RunPlace place = wgrad::place_of(of, block, first);
+const auto element_of_run = [&](int e) { return place.element(of, e); };
+const int own = place.element(of) < 0 ? 0 : 4;
 const wgrad::Groups from = wgrad::groups_of(block, of.blocks_y * of.blocks_x * (of.filter / of.tap_rows), tiles, groups);
 const long long stride = 4ll * of.block_runs;
-const f32* const at = partials + (from.first + static_cast<int>(block)) * stride + place * 4;
+const f32* const at = partials + (from.first + static_cast<int>(block)) * stride + first * 4;
+const int step = 4 * of.owners;
 const int count = from.count;
 )";
   sums.bytes = partial_blocks(w, tile, device) * block_sums(w, tile) * 4;

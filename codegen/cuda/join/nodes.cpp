@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <set>
 #include <tuple>
 
@@ -17,11 +18,17 @@ using ir::Graph;
 using ir::Op;
 using ir::Value;
 
+constexpr int kMostSharers = 8;  // More of them leave hardly fewer partial sums.
+
 /// What nodes are like, by node.
 struct Kinds {
   std::vector<int> of;  ///< Equal nodes have one number; -1: a node that is like no other, or must not move.
   std::vector<std::vector<int>> nodes;  ///< By kind, increasing.
   std::vector<int64_t> workspace = {};  ///< Bytes, by node: all that run at once have their own.
+  std::vector<int64_t> alone = {};      ///< Of what shares the processors: as much, where it has them all.
+  std::vector<bool> shares = {};        ///< By node: Emitter::shares_processors.
+
+  bool any_shares() const { return std::ranges::count(shares, true) > 0; }
 };
 
 /// Such a node has its place when somebody needs it.
@@ -35,6 +42,37 @@ int made_by(const Graph& graph, Value v) {
   return v.node;
 }
 
+/// Bytes of the arena that nothing lies in while each node runs.
+std::vector<int64_t> bytes_free(const Graph& graph, const passes::MemoryPlan& memory) {
+  const std::vector<bool> live = graph.live();
+  std::map<Value, int> last;  // who reads it
+  const auto base = [&](Value v) {
+    while (moves_nothing(graph, v.node)) v = graph.node(v).operands[0];
+    return v;
+  };
+  for (int id = 0; id < graph.size(); ++id) {
+    if (!live[static_cast<size_t>(id)] || moves_nothing(graph, id)) continue;
+    for (const Value v : graph.node(id).operands) last[base(v)] = id;
+  }
+  for (const ir::NamedValue& output : graph.outputs()) last[base(output.value)] = graph.size() - 1;
+  std::vector<int64_t> change(static_cast<size_t>(graph.size()) + 1, 0);
+  change[0] = memory.arena_bytes;
+  const auto add = [&](int first, int end, int64_t bytes) {
+    change[static_cast<size_t>(first)] -= bytes;
+    change[static_cast<size_t>(end) + 1] += bytes;
+  };
+  for (const auto& [value, reader] : last) {
+    const passes::Placement& p = memory.at(value);
+    // What is packed is made in its place: the vector is counted as its parts are.
+    if (graph.node(value).op == Op::pack || !p.placed()) continue;
+    const bool is_leaf = ir::has_trait(graph.node(value), ir::kLeaf);
+    add(is_leaf ? 0 : value.node, is_leaf ? graph.size() - 1 : reader, p.bytes);
+  }
+  std::partial_sum(change.begin(), change.end() - 1, change.begin());
+  change.pop_back();
+  return change;
+}
+
 /// Nodes are equal when their launches are, one by one.
 Kinds find_kinds(const Graph& graph, const passes::MemoryPlan& memory, const ir::DeviceSpec& device,
                  const TuningTable* decisions) {
@@ -44,16 +82,27 @@ Kinds find_kinds(const Graph& graph, const passes::MemoryPlan& memory, const ir:
   Joiner joiner(trial);
   std::map<std::vector<Launch>, std::vector<int>> by_launches;
   std::vector<int64_t> workspace(static_cast<size_t>(graph.size()), 0);
+  std::vector<int64_t> alone = workspace;
+  std::vector<bool> shares(static_cast<size_t>(graph.size()), false);
   int latest = -1;
   for_each_spec(graph, memory, device, [&](const KernelSpec& spec, int node) {
     if (node <= latest) return;  // Copies a state.
     latest = node;
     if (moves_nothing(graph, node)) return;
-    const size_t begin = trial.calls.size();
-    writer.emit(spec, node);
-    for (const WorkspaceRange& range : writer.workspace_ranges()) {
-      workspace[static_cast<size_t>(node)] += range.end - range.begin;
+    const auto emit = [&](int members) {
+      KernelSpec member = spec;
+      member.members = members;
+      writer.emit(member, node);
+      int64_t bytes = 0;
+      for (const WorkspaceRange& range : writer.workspace_ranges()) bytes += range.end - range.begin;
+      return bytes;
+    };
+    if (find_emitter(spec).shares_processors) {
+      shares[static_cast<size_t>(node)] = true;
+      alone[static_cast<size_t>(node)] = emit(1);
     }
+    const size_t begin = trial.calls.size();
+    workspace[static_cast<size_t>(node)] = emit(shares[static_cast<size_t>(node)] ? kMostSharers : 1);
     std::vector<Launch> launches;
     for (size_t i = begin; i < trial.calls.size(); ++i) {
       const KernelCall& call = trial.calls[i];
@@ -62,7 +111,11 @@ Kinds find_kinds(const Graph& graph, const passes::MemoryPlan& memory, const ir:
     }
     by_launches[launches].push_back(node);
   });
-  Kinds kinds{std::vector<int>(static_cast<size_t>(graph.size()), -1), {}, std::move(workspace)};
+  Kinds kinds{std::vector<int>(static_cast<size_t>(graph.size()), -1),
+              {},
+              std::move(workspace),
+              std::move(alone),
+              std::move(shares)};
   for (const auto& [launches, nodes] : by_launches) {
     if (nodes.size() < 2) continue;
     for (const int id : nodes) kinds.of[static_cast<size_t>(id)] = static_cast<int>(kinds.nodes.size());
@@ -80,10 +133,12 @@ Kinds find_kinds(const Graph& graph, const passes::MemoryPlan& memory, const ir:
 
 class Mover {
  public:
-  Mover(const Graph& graph, const Kinds& kinds, int64_t most_bytes)
+  /// `spare`: bytes by node that may be kept alive besides while it runs, by nodes that share the processors.
+  Mover(const Graph& graph, const Kinds& kinds, int64_t most_bytes, std::vector<int64_t> spare)
       : graph_(graph),
         kinds_(kinds),
         most_bytes_(most_bytes),
+        spare_(std::move(spare)),
         live_(graph.live()),
         state_(static_cast<size_t>(graph.size()), State::waits),
         gathers_(kinds.nodes.size(), false) {
@@ -148,13 +203,22 @@ class Mover {
     return bytes <= most_bytes_ / kShare && held_ + bytes <= most_bytes_;
   }
 
+  bool shares(int id) const { return kinds_.shares[static_cast<size_t>(id)]; }
+  /// Of the bytes that are kept alive, those that the node's are added to.
+  int64_t& held(int id) { return shares(id) ? held_by_sharers_ : held_; }
+  bool may_be_put_off(int id) const {
+    if (kind(id) < 0) return false;
+    const int64_t bytes = operand_bytes(id);
+    return shares(id) ? held_by_sharers_ + bytes <= spare_[static_cast<size_t>(id)] : fits(bytes);
+  }
+
   /// The node's turn in the old order.
   void meet(int id) {
     if (state(id) == State::early) held_ -= result_bytes(id);
     if (!live_[static_cast<size_t>(id)] || done(id) || moves_nothing(id)) return;
-    if (kind(id) >= 0 && fits(operand_bytes(id))) {
+    if (may_be_put_off(id)) {
       state(id) = State::put_off;
-      held_ += operand_bytes(id);
+      held(id) += operand_bytes(id);
     } else {
       require(id);
     }
@@ -214,9 +278,12 @@ class Mover {
     if (done(id)) return;
     std::vector<int> members;
     int64_t workspace = this->workspace(id);
+    const int64_t most_workspace = std::max(most_bytes_, 2 * kinds_.alone[static_cast<size_t>(id)]);
     for (const int other : kinds_.nodes[static_cast<size_t>(kind(id))]) {
       if (done(other) || (other != id && !is_ready(other))) continue;
-      if (other != id && workspace + this->workspace(other) > most_bytes_) continue;
+      const auto others = std::ssize(members) + (other < id ? 1 : 0);
+      if (other != id && shares(id) && others >= kMostSharers) continue;
+      if (other != id && workspace + this->workspace(other) > most_workspace) continue;
       if (other != id && state(other) == State::waits) {
         if (!fits(result_bytes(other))) continue;
         held_ += result_bytes(other);
@@ -231,7 +298,7 @@ class Mover {
     const int first = static_cast<int>(order_.size());
     for (const int member : members) {
       const bool early = member != id && state(member) == State::waits;
-      if (state(member) == State::put_off) held_ -= operand_bytes(member);
+      if (state(member) == State::put_off) held(member) -= operand_bytes(member);
       place(member);
       if (early) state(member) = State::early;
     }
@@ -255,30 +322,37 @@ class Mover {
   const Graph& graph_;
   const Kinds& kinds_;
   const int64_t most_bytes_;
+  const std::vector<int64_t> spare_;
   const std::vector<bool> live_;
   std::vector<State> state_;
   std::map<int, std::vector<int>> earlier_readers_;  // by the node that makes a state's next value
   std::vector<bool> gathers_;                        // by kind: its operands are being given places
   std::vector<int> order_;
   std::vector<passes::NodeRange> together_;
-  int64_t held_ = 0;  // kept alive by nodes that are not where they were
+  int64_t held_ = 0, held_by_sharers_ = 0;  // kept alive by nodes that are not where they were
 };
 
 }  // namespace
 
 JoinedNodes join_equal_nodes(Graph graph, const ir::DeviceSpec& device, const TuningTable* decisions) {
   constexpr int64_t kShare = 32, kLeast = int64_t{1} << 18;  // Of a small arena a few per cent are nothing.
+  constexpr int64_t kShares = 4;  // Of the arena's free bytes: not all of them lie in one piece.
   passes::MemoryPlan memory = passes::plan_memory(graph);
   const Kinds kinds = find_kinds(graph, memory, device, decisions);
   if (kinds.nodes.empty()) return {std::move(graph), std::move(memory)};
   const int64_t most = std::max(kLeast, memory.arena_bytes / kShare);
+  const std::vector<int64_t> free = bytes_free(graph, memory);
   // What is kept alive need not be so at the peak: less is tried only where it is.
   for (int64_t held = most; held > 0; held /= 4) {
-    passes::MemoryOptions options;
-    Graph moved = Mover(graph, kinds, held).run(options.together);
-    if (options.together.empty()) break;
-    passes::MemoryPlan plan = passes::plan_memory(moved, options);
-    if (plan.arena_bytes <= memory.arena_bytes + most) return {std::move(moved), std::move(plan)};
+    for (int64_t share = kinds.any_shares() ? kShares : 0; share >= 0; --share) {
+      std::vector<int64_t> spare = free;
+      for (int64_t& bytes : spare) bytes = bytes / kShares * share;
+      passes::MemoryOptions options;
+      Graph moved = Mover(graph, kinds, held, std::move(spare)).run(options.together);
+      if (options.together.empty()) return {std::move(graph), std::move(memory)};
+      passes::MemoryPlan plan = passes::plan_memory(moved, options);
+      if (plan.arena_bytes <= memory.arena_bytes + most) return {std::move(moved), std::move(plan)};
+    }
   }
   return {std::move(graph), std::move(memory)};
 }

@@ -6,8 +6,14 @@
 // whose operands are there come with it, whether they were put off as well or stand further down. That meets the
 // fewest times that any such order can, kind by kind.
 //
-// No bit changes: every node has the kernels that it would have alone. What moves keeps bytes alive, its operands or
-// its results, so only small nodes move, and no more than the arena then grows by a few per cent.
+// What moves keeps bytes alive, its operands or its results, so only small nodes move, and no more than the arena then
+// grows by a few per cent.
+//
+// Filter gradients on Hopper gain more (Emitter::shares_processors): one after the other each is divided among all
+// processors, which leave as many partial sums; at once each has its share of them, and fewer partial sums. Those are
+// put off however large, as long as the arena has room that nothing lies in anyway while they wait, which it has once
+// the backward pass has left the peak. Their number is then part of the order of their sums (KernelSpec::members).
+// Otherwise no bit changes: every node has the kernels that it would have alone.
 #pragma once
 
 #include "codegen/tune/table.h"

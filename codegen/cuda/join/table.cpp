@@ -80,6 +80,15 @@ std::span<const Argument> arguments_of(const KernelCall& joined, int member) {
   return std::span(joined.arguments).subspan(each * static_cast<size_t>(member), each);
 }
 
+/// Blocks that find nothing to do, for the largest member's number of blocks is that of all. A launch takes as long as
+/// these of them.
+constexpr int64_t kMostIdle = 1000;
+int64_t idle_blocks(const std::vector<const KernelCall*>& members, const KernelCall& one_more) {
+  int64_t most = one_more.grid.x, sum = one_more.grid.x;
+  for (const KernelCall* member : members) most = std::max(most, member->grid.x), sum += member->grid.x;
+  return (std::ssize(members) + 1) * most - sum;
+}
+
 /// Whether every block of the kernel does the same whatever its z and the grid.
 bool ignores_grid(const CudaSource& single) {
   const std::string_view text = single.source;
@@ -214,9 +223,11 @@ KernelCall Joiner::joined(const std::vector<const KernelCall*>& members) {
 
 std::vector<KernelCall> Joiner::join(const std::vector<KernelCall>& calls) {
   std::vector<std::vector<const KernelCall*>> groups;
+  const auto takes = [&](const std::vector<const KernelCall*>& group, const KernelCall& call) {
+    return std::ssize(group) < most_members(call) && equal(*group[0], call) && idle_blocks(group, call) <= kMostIdle;
+  };
   for (const KernelCall& call : calls) {
-    const auto found = std::ranges::find_if(
-        groups, [&](const auto& group) { return std::ssize(group) < most_members(call) && equal(*group[0], call); });
+    const auto found = std::ranges::find_if(groups, [&](const auto& group) { return takes(group, call); });
     if (found == groups.end()) {
       groups.push_back({&call});
     } else {

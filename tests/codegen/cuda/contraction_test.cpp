@@ -240,6 +240,8 @@ void add_epilogues(std::vector<Case>& cases) {
     add("accumulated_wgrad", accumulated(Conv{Op::conv_wgrad, 3, 16, 16, 20, 36, 3, 3, 1, 1}, dtype));
     add("accumulated_wgrad_odd", accumulated(Conv{Op::conv_wgrad, 2, 16, 16, 3, 33, 3, 3, 1, 1}, dtype));
     add("accumulated_matmul", accumulated(Matmul{33, 20, 1000, true, false}, dtype));
+    // Large enough for several runs of each thread that adds partial sums, the last ones outside the result.
+    add("accumulated_large", accumulated(Matmul{131, 260, 300, true, false}, dtype));
     // Large enough for one split alone.
     add("accumulated_whole", accumulated(Matmul{1500, 1480, 40, true, false}, dtype));
     for (const int64_t alignment : {4, 8, 16}) {

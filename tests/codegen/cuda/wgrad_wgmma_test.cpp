@@ -66,6 +66,7 @@ struct Case {
   Graph body;
   int64_t processors = 6;
   Places places = {};
+  int members = 1;
 
   friend void PrintTo(const Case& one, std::ostream* to) { *to << one.name; }
 };
@@ -96,6 +97,9 @@ std::vector<Case> cases() {
       {"half_wanted", wgrad({2, 8, 9, 24, 24}, After::two_results), 3, {.unwanted = {0}}},
       {"whole_half_wanted", wgrad({2, 8, 8, 24, 24}, After::two_results), 3, {.unwanted = {0}}},
       {"whole_tiny_images", wgrad({9, 3, 5, 16, 72}), 4},
+      // A share of the processors: groups with several blocks of the result, and one pair for all.
+      {"one_of_three", wgrad({2, 16, 16, 72, 136}, After::scaled), 12, {}, 3},
+      {"pointwise_of_four", wgrad({3, 16, 17, 200, 136, 1, 0}), 8, {}, 4},
   };
 }
 
@@ -105,7 +109,8 @@ TEST_P(WgradWgmmaCase, AgreesWithTheReference) {
   const Case& c = GetParam();
   const ir::DeviceSpec device = with_processors(c.processors);
   const ir::TensorMap inputs = random_inputs(c.body, false);
-  const Placed placed = place(c.body, c.places, device);
+  Placed placed = place(c.body, c.places, device);
+  placed.spec.members = c.members;
   expect_reference(c.body, inputs, run_drafts(placed, emitted(placed), inputs, "sm_90a"), false);
 }
 
@@ -235,6 +240,30 @@ TEST(WgradWgmma, CutsTheMeasuredShapes) {
     EXPECT_EQ(group_count(*w, tile, h100()), row.groups) << where;
     EXPECT_GE(tile.slots, 3) << where;
     EXPECT_LE(shared_bytes(*w, tile), h100().shared_memory_bytes) << where;
+  }
+}
+
+// Equal problems that run at once have the processors between them, and the same kernel.
+TEST(WgradWgmma, MembersShareTheProcessors) {
+  struct Row {
+    Shapes shapes;
+    int members;
+    int64_t blocks;
+  };
+  for (const Row& row :
+       {Row{{32, 64, 64, 64, 64}, 5, 26}, Row{{32, 64, 64, 64, 64}, 2, 66}, Row{{32, 16, 16, 192, 192}, 6, 22},
+        Row{{32, 16, 16, 192, 576, 1, 0}, 5, 24}, Row{{32, 64, 64, 192, 192}, 4, 33}, Row{{32, 64, 64, 64, 64}, 200, 2},
+        Row{{32, 8, 8, 256, 256}, 8, 48}}) {
+    const Graph body = wgrad(row.shapes);
+    Placed placed = place(body, {}, h100());
+    const Recorder alone = emitted(placed);
+    placed.spec.members = row.members;
+    const Recorder shared = emitted(placed);
+    const std::string where = fmt::format("{} of {}", row.members, placed.spec.name);
+    EXPECT_EQ(shared.drafts[0].grid.x, row.blocks) << where;
+    EXPECT_LE(shared.workspace_bytes, alone.workspace_bytes) << where;
+    ASSERT_EQ(shared.drafts.size(), alone.drafts.size()) << where;
+    for (size_t i = 0; i < alone.drafts.size(); ++i) EXPECT_EQ(shared.drafts[i].source, alone.drafts[i].source);
   }
 }
 

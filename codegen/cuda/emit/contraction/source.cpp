@@ -292,6 +292,24 @@ PartialSums partial_sums(const KernelSpec& spec, const GemmProblem& p) {
   const int64_t size = p.rows * p.columns;
   PartialSums sums{.runs = ceil_div(size, lanes), .lanes = lanes, .is_wide = p.is_wide, .bytes = p.splits * size * 4};
   // The size is an argument, so that the sums of all products are one kernel.
+  sums.numbers = {{"splits", p.splits}, {"size", size}};
+  constexpr int64_t kManyRuns = 8192;  // Enough blocks; of more, to begin takes longer than what they do.
+  if (sums.runs >= kManyRuns) {
+    constexpr int kEach = 4;
+    sums.each = kEach;
+    sums.runs = ceil_div(sums.runs, int64_t{kEach} * sums.block_runs) * sums.block_runs;
+    sums.place = fmt::format(
+        "constexpr int each = {}, block_runs = {}, step = block_runs * {};\n"
+        "const index_t first = (run / block_runs * each * block_runs + run % block_runs) * {};\n"
+        "const auto element_of_run = [&](int e) {{ return first + e * step < size ? first + e * step : -1; }};\n"
+        "int own = 0;\n"
+        "for (int e = 0; e < each; ++e) own += element_of_run(e) < 0 ? 0 : 1;\n"
+        "const f32* const at = partials + first;\n"
+        "const long long stride = size;\n"
+        "const int count = static_cast<int>(splits);\n",
+        kEach, sums.block_runs, lanes, lanes);
+    return sums;
+  }
   sums.place = fmt::format(
       "const index_t element = run * {};\n"
       "const bool valid = element < size;\n"
@@ -299,7 +317,6 @@ PartialSums partial_sums(const KernelSpec& spec, const GemmProblem& p) {
       "const long long stride = size;\n"
       "const int count = static_cast<int>(splits);\n",
       lanes);
-  sums.numbers = {{"splits", p.splits}, {"size", size}};
   return sums;
 }
 

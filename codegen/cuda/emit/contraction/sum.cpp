@@ -29,6 +29,34 @@ bool is_sum_alone(const ir::Graph& body) {
                              [&](const ir::NamedValue& n) { return body.node(n.value).op == ir::Op::input; });
 }
 
+std::string sum_text(const PartialSums& sums, const std::string& epilogue) {
+  if (sums.each == 1) {
+    return filled(
+        R"(const Run<f32, $lanes> sum = gemm::sum_of_splits<$lanes, $parts, $block_runs>(at, stride, count, valid);
+if (threadIdx.x >= $block_runs || !valid) return;
+$epilogue)",
+        {{"lanes", text(sums.lanes)},
+         {"parts", text(sums.parts)},
+         {"block_runs", text(sums.block_runs)},
+         {"epilogue", epilogue}});
+  }
+  return filled(R"(Run<f32, $lanes> sums[$each];
+gemm::sums_of_splits<$lanes, $each, $parts, $block_runs>(sums, at, step, stride, count, own);
+if (threadIdx.x >= $block_runs || own == 0) return;
+#pragma unroll
+for (int e = 0; e < $each; ++e) {
+  const Run<f32, $lanes> sum = sums[e];
+  const index_t element = element_of_run(e);
+  if (element < 0) continue;
+$epilogue}
+)",
+                {{"lanes", text(sums.lanes)},
+                 {"each", text(sums.each)},
+                 {"parts", text(sums.parts)},
+                 {"block_runs", text(sums.block_runs)},
+                 {"epilogue", indented(epilogue, 2)}});
+}
+
 /// `spec`: of the body with the sum as its input number `input`.
 KernelDraft sum_kernel(const KernelSpec& spec, int input, const PartialSums& sums) {
   const ir::Graph& body = spec.body;
@@ -54,9 +82,7 @@ extern "C" __global__ void __launch_bounds__($threads, 1) $kernel($parameters) {
   const f32* const partials = $partials;
 $place  wait_for_previous_kernel();
   let_next_kernel_start();
-  const Run<f32, $lanes> sum = gemm::sum_of_splits<$lanes, $parts, $block_runs>(at, stride, count, valid);
-  if (threadIdx.x >= $block_runs || !valid) return;
-$epilogue}
+$sum}
 )",
                                                  {{"index", index_type(sums.is_wide)},
                                                   {"declarations", sums.declarations},
@@ -67,7 +93,7 @@ $epilogue}
                                                   {"place", indented(sums.place, 2)},
                                                   {"lanes", text(sums.lanes)},
                                                   {"parts", text(sums.parts)},
-                                                  {"epilogue", indented(epilogue.text, 2)}});
+                                                  {"sum", indented(sum_text(sums, epilogue.text), 2)}});
   draft.grid.x = ceil_div(sums.runs, sums.block_runs);
   draft.threads = sums.block_runs * sums.parts;
   draft.arguments = parameters.arguments();

@@ -16,9 +16,13 @@ namespace difuse::codegen::cuda {
 struct PartialSums {
   int64_t runs = 0;  ///< In all; what lies past them is invalid.
   int lanes = 4;     ///< Of a run, which lie one behind the other in the result as well.
+  int each = 1;      ///< Runs of a thread. With more than one, `runs` and `run` number as many at once.
   /// Statements about the run number `run`, an index_t, that declare: `element`, an index_t, where in the result it
   /// belongs; `valid`, whether it is in the result; `at`, a pointer to its first partial sums, computed from
-  /// `partials`; `stride`, how many floats further on the next ones lie; and `count`, how many there are.
+  /// `partials`; `stride`, how many floats further on the next ones lie; and `count`, how many there are. Where a
+  /// thread has several runs, `element_of_run(e)` stands for `element`, negative where the result has no run `e`;
+  /// `own`, how many have partial sums, for `valid`; and `step` is how many floats one run's lie from those of the one
+  /// before.
   std::string place = {};
   std::vector<std::pair<std::string, int64_t>> numbers = {};  ///< Arguments that `place` reads.
   std::vector<std::string_view> headers = {};

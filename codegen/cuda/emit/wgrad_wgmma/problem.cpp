@@ -66,7 +66,7 @@ std::optional<HaloWgrad> halo_wgrad(const KernelSpec& spec) {
   w.image = input_number(body.node(node.operands[0])), w.gradient = input_number(body.node(node.operands[1]));
   w.batch = image.shape[0], w.image_h = image.shape[1], w.image_w = image.shape[2], w.inputs = image.shape[3];
   w.height = gradient.shape[1], w.width = gradient.shape[2], w.outputs = gradient.shape[3];
-  w.taps = attrs.r, w.pad = attrs.pad;
+  w.taps = attrs.r, w.pad = attrs.pad, w.members = spec.members;
   const auto aligned = [&](int input) { return spec.alignment[static_cast<size_t>(input)] >= kEngineAlignment; };
   const int64_t pixels = w.batch * std::max(w.image_h * w.image_w, w.height * w.width);
   if (!takes_halo(w.taps, w.pad, w.inputs, w.outputs, pixels)) return {};

@@ -32,6 +32,9 @@ struct HaloWgrad {
   /// the bytes of the partial sums.
   int64_t cluster = 1;
 
+  /// Equal problems that run at once, each on its share of the processors.
+  int64_t members = 1;
+
   /// A filter of one tap sees all pixels of all images as one line.
   bool is_line() const { return taps == 1; }
   int64_t pixels() const { return 8 * rows * images; }

@@ -107,7 +107,8 @@ int64_t group_count(const HaloWgrad& w, const WgradTile& tile, const ir::DeviceS
   const int64_t blocks = block_count(w, tile);
   if (w.is_whole) return blocks * w.splits();
   const int64_t units = blocks * w.tiles(), cycles = unit_cycles(w, tile);
-  const int64_t all = std::clamp<int64_t>(most_blocks(w, tile), w.cluster, device.processors) / w.cluster;
+  const int64_t processors = std::max(w.cluster, device.processors / w.members);
+  const int64_t all = std::clamp(most_blocks(w, tile), w.cluster, processors) / w.cluster;
   const int64_t even = all / blocks * blocks, border = w.cluster > 1 ? kExchangeCycles : cycles;
   return even > 0 && units * cycles * (all - even) < w.cluster * all * even * border ? even : all;
 }

@@ -33,9 +33,9 @@ int64_t block_sums(const HaloWgrad& wgrad, const WgradTile& tile);
 int64_t shared_bytes(const HaloWgrad& wgrad, const WgradTile& tile);
 
 /// Blocks of the kernel, or clusters of them, each with an equal share of the tiles of all blocks of the result. Where
-/// is_whole, splits() for each block of the result; otherwise as many as there are processors for, or as have enough to
-/// do; or fewer, whose shares end where blocks of the result end, if that costs less than it saves. Which partial sums
-/// there are, and so the order of the whole sum, follows from this number.
+/// is_whole, splits() for each block of the result; otherwise as many as there are processors for in a member's share
+/// of the card, or as have enough to do; or fewer, whose shares end where blocks of the result end, if that costs less
+/// than it saves. Which partial sums there are, and so the order of the whole sum, follows from this number.
 int64_t group_count(const HaloWgrad& wgrad, const WgradTile& tile, const ir::DeviceSpec& device);
 
 /// Whether the kernel's blocks have the whole sum: nothing is left to add.
