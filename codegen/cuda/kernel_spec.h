@@ -105,6 +105,8 @@ std::vector<TileChoice> contraction_choices(const KernelSpec& spec);
 bool accepts_attention_wgmma(const KernelSpec& spec);  ///< Likewise on Hopper, heads that fit a block's shared memory.
 void emit_attention_wgmma(const KernelSpec& spec, Emission& emission);
 std::vector<TileChoice> attention_wgmma_choices(const KernelSpec& spec);
+bool accepts_attention_stream(const KernelSpec& spec);  ///< Likewise, of any length, heads of 64, 128 or 256 channels.
+void emit_attention_stream(const KernelSpec& spec, Emission& emission);
 bool accepts_attention(const ir::Graph& body);  ///< attention or attention_grad.
 void emit_attention(const KernelSpec& spec, Emission& emission);
 std::vector<TileChoice> attention_choices(const KernelSpec& spec);

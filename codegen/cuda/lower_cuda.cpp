@@ -138,11 +138,12 @@ bool accepts(const KernelSpec& spec) {
 }  // namespace
 
 std::span<const Emitter> emitters() {
-  static constexpr std::array<Emitter, 11> kEmitters = {{
+  static constexpr std::array<Emitter, 12> kEmitters = {{
       {"conv_wgmma", accepts_conv_wgmma, emit_conv_wgmma, conv_wgmma_choices},
       {"wgrad_wgmma", accepts_wgrad_wgmma, emit_wgrad_wgmma, wgrad_wgmma_choices, false, true},
       {"contraction", accepts<accepts_contraction>, emit_contraction, contraction_choices},
       {"attention_wgmma", accepts_attention_wgmma, emit_attention_wgmma, attention_wgmma_choices},
+      {"attention_stream", accepts_attention_stream, emit_attention_stream},
       {"attention", accepts<accepts_attention>, emit_attention, attention_choices},
       {"group_finish", accepts<accepts_group_finish>, emit_group_finish},
       {"pack", accepts<accepts_pack>, emit_pack, nullptr, true},

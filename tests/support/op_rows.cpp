@@ -257,7 +257,9 @@ void contraction_rows(Rows& rows) {
                                     {3, 16, 4, 5},
                                     {1, 300, 2, 32},
                                     {1, 250, 2, 32},
-                                    {1, 130, 1, 64}}) {
+                                    {1, 130, 1, 64},
+                                    {1, 200, 1, 64},
+                                    {1, 70, 1, 256}}) {
     for (auto order : {ir::QkvOrder::heads_first, ir::QkvOrder::qkv_first}) {
       const std::string name = fmt::format("n{}l{}h{}w{}_{}", n, l, heads, width, ir::to_string(order));
       const Type qkv = f32({n, l, 3 * heads * width}), out = f32({n, l, heads * width});

@@ -118,61 +118,11 @@ __device__ __forceinline__ float largest_of_row(float x) {
   return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
 }
 
-/// softmax(q k' / sqrt(width)) v of a block of `warpgroups` times 64 queries.
-template <class P, int warpgroups_>
-class Forward {
+/// 64 queries of a warpgroup while it walks through the keys, 64 at a time: their sums of `sums` / 32 x 64 channels,
+/// relative to the running maximum of their scores.
+template <int sums>
+class SoftmaxRows {
  public:
-  static constexpr int warpgroups = warpgroups_, threads = 128 * warpgroups, rows = 64 * warpgroups;
-  static constexpr int keys_bytes = P::blocks * P::block_bytes, bytes = 2 * keys_bytes + warpgroups * P::block_bytes;
-  static constexpr int run_count = P::sums / 4;
-
-  /// By all threads, once. `q`, `k`, `v`: the head's first rows; `shared` is a multiple of 1024. Exponentials are
-  /// powers of two of scores times `scale_log2`, log2(e) / sqrt(width).
-  __device__ __forceinline__ void run(unsigned char* shared, const bf16* q, const bf16* k, const bf16* v,
-                                      int first_query, float scale_log2) {
-    unsigned char *const values = shared + keys_bytes, *const queries = values + keys_bytes;
-    copy_blocks<P, P::qkv_pitch, warpgroups, threads>(queries, q, first_query);
-    copy_blocks<P, P::qkv_pitch, P::blocks, threads>(shared, k, 0);
-    copy_blocks<P, P::qkv_pitch, P::blocks, threads>(values, v, 0);
-    copy_async_commit();
-    first_ = first_query + static_cast<int>(threadIdx.x) / 128 * 64;
-    const unsigned long long own = rows_from<P>(queries, first_ - first_query);
-    copy_async_wait<0>();
-    fence_shared_for_engines();
-    __syncthreads();
-
-    clear(sums_);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) largest_[half] = __int_as_float(0xff800000), total_[half] = 0.0f;
-#pragma unroll 1
-    for (int key = 0; key < 64 * P::blocks; key += step) {
-      float scores[step / 2];
-      start_row_products<P>(scores, own, rows_from<P>(shared, key));
-      multiply_wait<0>();
-      multiply_registers(scores);
-      if (P::length % step != 0 && key + step > P::length) hide_missing_keys(scores, P::length - key);
-      take_exponentials(scores, scale_log2);
-      unsigned p[step / 16][4];
-      round_sums(p, scores);
-#pragma unroll
-      for (int s = 0; s < step / 16; ++s) multiply_registers(p[s]);
-      multiply_registers(sums_);
-      multiply_fence();
-#pragma unroll
-      for (int s = 0; s < step / 16; ++s) multiply_bf16<1>(sums_, p[s], rows_from<P>(values, key + s * 16));
-      multiply_commit();
-      multiply_wait<0>();
-      multiply_registers(sums_);
-    }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float& total = total_[half];
-      total += __shfl_xor_sync(~0u, total, 1);
-      total += __shfl_xor_sync(~0u, total, 2);
-      scale_rows(half, 1.0f / total);
-    }
-  }
-
   __device__ __forceinline__ Run<float, 4> value_run(int i) const { return run_of(sums_, i); }
   __device__ __forceinline__ int token(int i) const { return first_ + run_row(i); }
   /// The logarithm of the sum of exponentials of token(half).
@@ -182,10 +132,18 @@ class Forward {
   /// Of the threads that hold a row, one.
   __device__ __forceinline__ static bool is_first_of_row() { return threadIdx.x % 4 == 0; }
 
- private:
+ protected:
   static constexpr int step = 64;  ///< Keys at a time: more would be registers that keep other blocks out.
+  using Scores = float[step / 2];
 
-  __device__ __forceinline__ static void hide_missing_keys(float (&scores)[step / 2], int left) {
+  __device__ __forceinline__ void start(int first) {
+    first_ = first;
+    clear(sums_);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) largest_[half] = __int_as_float(0xff800000), total_[half] = 0.0f;
+  }
+
+  __device__ __forceinline__ static void hide_missing_keys(Scores& scores, int left) {
 #pragma unroll
     for (int i = 0; i < step / 2; ++i) {
       const int key = i / 4 * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + i % 2;
@@ -194,8 +152,8 @@ class Forward {
   }
 
   /// Scores become exponentials relative to the running maximum; the sums follow it. Every step has a key, so that the
-  /// maximum is finite where the scores are.
-  __device__ __forceinline__ void take_exponentials(float (&scores)[step / 2], float scale_log2) {
+  /// maximum is finite where the scores are. Exponentials are powers of two of scores times `scale_log2`.
+  __device__ __forceinline__ void take_exponentials(Scores& scores, float scale_log2) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float largest = scores[half * 2];
@@ -218,13 +176,78 @@ class Forward {
     }
   }
 
+  /// The sums become the value.
+  __device__ __forceinline__ void finish() {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float& total = total_[half];
+      total += __shfl_xor_sync(~0u, total, 1);
+      total += __shfl_xor_sync(~0u, total, 2);
+      scale_rows(half, 1.0f / total);
+    }
+  }
+
+  float sums_[sums];
+
+ private:
   __device__ __forceinline__ void scale_rows(int half, float by) {
 #pragma unroll
-    for (int i = half * 2; i < P::sums; i += 4) sums_[i] *= by, sums_[i + 1] *= by;
+    for (int i = half * 2; i < sums; i += 4) sums_[i] *= by, sums_[i + 1] *= by;
   }
 
   int first_ = 0;  ///< Of the warpgroup's queries.
-  float sums_[P::sums], largest_[2], total_[2];
+  float largest_[2], total_[2];
+};
+
+/// softmax(q k' / sqrt(width)) v of a block of `warpgroups` times 64 queries.
+template <class P, int warpgroups_>
+class Forward : public SoftmaxRows<P::sums> {
+  using Rows = SoftmaxRows<P::sums>;
+  using Rows::step, Rows::sums_;
+
+ public:
+  static constexpr int warpgroups = warpgroups_, threads = 128 * warpgroups, rows = 64 * warpgroups;
+  static constexpr int keys_bytes = P::blocks * P::block_bytes, bytes = 2 * keys_bytes + warpgroups * P::block_bytes;
+  static constexpr int run_count = P::sums / 4;
+
+  /// By all threads, once. `q`, `k`, `v`: the head's first rows; `shared` is a multiple of 1024; `scale_log2` is
+  /// log2(e) / sqrt(width).
+  __device__ __forceinline__ void run(unsigned char* shared, const bf16* q, const bf16* k, const bf16* v,
+                                      int first_query, float scale_log2) {
+    unsigned char *const values = shared + keys_bytes, *const queries = values + keys_bytes;
+    copy_blocks<P, P::qkv_pitch, warpgroups, threads>(queries, q, first_query);
+    copy_blocks<P, P::qkv_pitch, P::blocks, threads>(shared, k, 0);
+    copy_blocks<P, P::qkv_pitch, P::blocks, threads>(values, v, 0);
+    copy_async_commit();
+    const int place = static_cast<int>(threadIdx.x) / 128 * 64;
+    const unsigned long long own = rows_from<P>(queries, place);
+    copy_async_wait<0>();
+    fence_shared_for_engines();
+    __syncthreads();
+
+    this->start(first_query + place);
+#pragma unroll 1
+    for (int key = 0; key < 64 * P::blocks; key += step) {
+      typename Rows::Scores scores;
+      start_row_products<P>(scores, own, rows_from<P>(shared, key));
+      multiply_wait<0>();
+      multiply_registers(scores);
+      if (P::length % step != 0 && key + step > P::length) this->hide_missing_keys(scores, P::length - key);
+      this->take_exponentials(scores, scale_log2);
+      unsigned p[step / 16][4];
+      round_sums(p, scores);
+#pragma unroll
+      for (int s = 0; s < step / 16; ++s) multiply_registers(p[s]);
+      multiply_registers(sums_);
+      multiply_fence();
+#pragma unroll
+      for (int s = 0; s < step / 16; ++s) multiply_bf16<1>(sums_, p[s], rows_from<P>(values, key + s * 16));
+      multiply_commit();
+      multiply_wait<0>();
+      multiply_registers(sums_);
+    }
+    this->finish();
+  }
 };
 
 /// A head's first rows, and what the forward left of it.

@@ -283,6 +283,19 @@ __device__ __forceinline__ void multiply_bf16(float (&d)[32], const unsigned (&a
                : DIFUSE_D32(0)
                : DIFUSE_WGMMA_HELD_INPUTS);
 }
+template <int mn_major_b = 0>
+__device__ __forceinline__ void multiply_bf16(float (&d)[64], const unsigned (&a)[4], unsigned long long b) {
+  asm volatile(DIFUSE_WGMMA_HELD("m64n128k16", DIFUSE_R0 DIFUSE_R32, "%64, %65, %66, %67", "%68", "%69")
+               : DIFUSE_D32(0), DIFUSE_D32(32)
+               : DIFUSE_WGMMA_HELD_INPUTS);
+}
+template <int mn_major_b = 0>
+__device__ __forceinline__ void multiply_bf16(float (&d)[128], const unsigned (&a)[4], unsigned long long b) {
+  asm volatile(DIFUSE_WGMMA_HELD("m64n256k16", DIFUSE_R0 DIFUSE_R32 DIFUSE_R64 DIFUSE_R96, "%128, %129, %130, %131",
+                                 "%132", "%133")
+               : DIFUSE_D32(0), DIFUSE_D32(32), DIFUSE_D32(64), DIFUSE_D32(96)
+               : DIFUSE_WGMMA_HELD_INPUTS);
+}
 
 #undef DIFUSE_D8
 #undef DIFUSE_D16

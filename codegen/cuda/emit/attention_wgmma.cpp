@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 
+#include "codegen/cuda/emit/attention/runs.h"
 #include "codegen/cuda/emit/attention/source.h"
 #include "codegen/cuda/emit/attention/tiles.h"
 #include "codegen/cuda/emit/epilogue.h"
@@ -17,7 +17,8 @@
 namespace difuse::codegen::cuda {
 namespace {
 
-constexpr int kLanes = 4;  ///< Of what a thread stores at once.
+/// A block of tokens is a warpgroup's rows. Of five, a head's dS alone, 5 x 5 tiles of 8 KB, would leave no room for
+/// its rows in a processor's 227 KB; and where the value's keys are longer than that, they are better streamed.
 constexpr int64_t kBlockTokens = 64, kMostBlocks = 4;
 
 /// As Problem of the device header computes them.
@@ -30,8 +31,9 @@ int64_t forward_bytes(const AttentionProblem& p, int64_t warpgroups) {
 
 /// In cycles of one processor, roughly, at the usual batch.
 double forward_cost(const AttentionProblem& p, int64_t warpgroups, const ir::DeviceSpec& device) {
-  // Of 64 queries and 64 keys, of which the exponentials take most; and bytes a cycle from L2.
-  constexpr double kTile = 300, kRate = 64;
+  // Of 64 queries and 64 keys, the exponentials, of which a processor's special-function units make 16 a cycle; and the
+  // bytes a cycle that a processor gets from L2, the width of its port.
+  constexpr double kTile = kBlockTokens * kBlockTokens / 16.0, kRate = 64;
   constexpr int64_t kUsualBatch = 32;
   const int64_t blocks = kUsualBatch * p.heads * ceil_div(blocks_of(p), warpgroups);
   const double block = static_cast<double>(warpgroups * blocks_of(p)) * kTile +
@@ -54,8 +56,6 @@ int64_t gradient_bytes(const AttentionProblem& p) {
   const int64_t blocks = blocks_of(p), tile = kBlockTokens * kBlockTokens * 2;
   return 4 * blocks * block_bytes(p) + blocks * blocks * tile + 2 * 4 * kBlockTokens * blocks;
 }
-
-ir::Value log_sum_of(const AttentionProblem& p) { return {p.value.node, 1}; }
 
 /// The kernel's source around `body`, with the fields that both have.
 std::string kernel_source(const KernelSpec& spec, const AttentionProblem& p, const Parameters& parameters,
@@ -85,56 +85,9 @@ $body}
                                                                                                 fields);
 }
 
-/// Stores the runs of 64 rows that a warpgroup's threads hold; `run` is run i, `channel` where the head's columns
-/// begin.
-std::string store_runs(const KernelSpec& spec, const AttentionProblem& p, const std::string& run,
-                       const std::string& scale, const std::string& channel, const std::string& pitch,
-                       const std::vector<size_t>& outputs, Parameters& parameters, std::set<int>& outers) {
-  const EpilogueCode made = epilogue_code(spec, p.value, "(sum[l] * " + scale + ")", kLanes, parameters.operands(),
-                                          row_coords(kLanes), "element", outputs);
-  outers.insert(made.outers.begin(), made.outers.end());
-  return filled(R"(#pragma unroll
-  for (int i = 0; i < Block::run_count; ++i) {
-    const Run<f32, 4> sum = $run;
-    const int token = block.token(i), column = attention_wgmma::run_column(i);
-    if (token >= $length || column >= $width) continue;
-    const int channel = $channel + column;
-    const index_t element = (image * $length + token) * $pitch + channel;
-$statements  }
-)",
-                {{"run", run},
-                 {"length", text(p.length)},
-                 {"width", text(p.width)},
-                 {"channel", channel},
-                 {"pitch", pitch},
-                 {"statements", indented(made.text, 4)}});
-}
-
 KernelDraft forward_kernel(const KernelSpec& spec, const AttentionProblem& p, int64_t warpgroups) {
   Parameters parameters(spec.body, spec);
-  std::set<int> outers;
-  const std::vector<size_t> outs = outputs_of(spec, p.value), log_sums = outputs_of(spec, log_sum_of(p));
-  std::string store;
-  if (!outs.empty()) {
-    store = store_runs(spec, p, "block.value_run(i)", "1.0f", "head * " + text(p.width), text(p.channels()), outs,
-                       parameters, outers);
-  }
-  if (!log_sums.empty()) {
-    const EpilogueCode made =
-        epilogue_code(spec, log_sum_of(p), "block.log_sum(half)", 1, parameters.operands(),
-                      {{"image", Lanes::none}, {"head", Lanes::none}, {"token", Lanes::none}}, "element", log_sums);
-    outers.insert(made.outers.begin(), made.outers.end());
-    store += filled(R"(  if (!Block::is_first_of_row()) return;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int token = block.token(half);
-    if (token >= $length) continue;
-    const index_t element = (image * $heads + head) * $length + token;
-$statements  }
-)",
-                    {{"statements", indented(made.text, 4)}, {"heads", text(p.heads)}, {"length", text(p.length)}});
-  }
-  parameters.add_outers(spec.body, outers);
+  const std::string store = store_value_runs(spec, p, parameters);
 
   // Of a processor, as registers allow: 80 or 128 a thread.
   const int64_t parts = ceil_div(blocks_of(p), warpgroups), resident = (p.width <= 32 ? 6 : 4) / warpgroups;
@@ -163,16 +116,7 @@ $store)",
 
 KernelDraft gradient_kernel(const KernelSpec& spec, const AttentionProblem& p) {
   Parameters parameters(spec.body, spec);
-  std::set<int> outers;
-  const std::vector<size_t> outs = outputs_of(spec, p.value);
-  const std::string scale = literal(1 / std::sqrt(static_cast<double>(p.width)));
-  const auto store = [&](const std::string& run, const std::string& factor, const char* part) {
-    return store_runs(spec, p, run, factor, first_channel(spec, p, part), text(3 * p.channels()), outs, parameters,
-                      outers);
-  };
-  const std::string keys = store("block.key_run(i)", scale, "1"), values = store("block.value_run(i)", "1.0f", "2"),
-                    queries = store("block.query_run(i)", scale, "0");
-  parameters.add_outers(spec.body, outers);
+  const GradientStores stores = store_gradient_runs(spec, p, parameters);
 
   KernelDraft draft;
   draft.name = spec.name;
@@ -191,9 +135,9 @@ $queries)",
                                {{"value", operand(p, 1)},
                                 {"dout", operand(p, 3)},
                                 {"log_sum", operand(p, 2)},
-                                {"keys", keys},
-                                {"values", values},
-                                {"queries", queries}});
+                                {"keys", stores.keys},
+                                {"values", stores.values},
+                                {"queries", stores.queries}});
   draft.grid.x = p.images * p.heads;
   draft.threads = static_cast<int>(128 * blocks_of(p));
   draft.shared_bytes = gradient_bytes(p);
@@ -211,7 +155,7 @@ bool accepts_attention_wgmma(const KernelSpec& spec) {
   // Rows are copied in pieces of 16 bytes.
   constexpr int kCopy = 8, kWidest = 64;
   if (p.element != ir::DType::bf16 || p.width > kWidest || p.copy != kCopy || p.gradient_copy != kCopy) return false;
-  if (!can_store_runs(spec, p, outputs_of(spec, p.value), kLanes)) return false;
+  if (!can_store_runs(spec, p, outputs_of(spec, p.value), kRunLanes)) return false;
   const int64_t blocks = blocks_of(p);
   if (!p.is_grad()) return blocks <= kMostBlocks && forward_bytes(p, blocks) <= spec.device.shared_memory_bytes;
   // Four warpgroups have 128 registers a thread, of which the sums of wide heads take half.

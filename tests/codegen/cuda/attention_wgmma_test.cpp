@@ -42,14 +42,22 @@ struct Case {
     body.set_output("2", a.out);
     return body;
   }
-  Graph gradient(DType dout = DType::bf16) const {
+  Graph gradient(DType dout = DType::bf16, bool is_scaled = false) const {
     Graph body("body");
     Builder b(body);
     const Value x = b.input("0", qkv()), y = b.input("1", out());
     const Value log_sum = b.input("2", {DType::f32, {images, heads, length}});
     const Value dqkv = b.attention_grad(x, y, log_sum, b.input("3", out(dout)), attrs());
     body.set_output("0", b.cast(dqkv, DType::bf16));
-    body.set_output("1", dqkv);
+    body.set_output("1", is_scaled ? b.mul(dqkv, b.input("4", qkv(DType::f32))) : dqkv);
+    return body;
+  }
+  /// The same, times an operand.
+  Graph scaled_forward() const {
+    Graph body("body");
+    Builder b(body);
+    const Value y = b.attention(b.input("0", qkv()), attrs()).out;
+    body.set_output("0", b.cast(b.mul(y, b.input("1", out(DType::f32))), DType::bf16));
     return body;
   }
   bool has_gradient() const { return length <= (width > 32 ? 192 : 256); }
@@ -177,6 +185,52 @@ TEST(AttentionWgmma, AnImagesBitsDoNotDependOnTheBatch) {
   }
 }
 
+TEST(AttentionWgmma, AnEpiloguesOperandIsRead) {
+  const Case c{70, 1, 32};
+  const Tensor qkv = random_tensor(c.qkv(), 7);
+  const Graph forward = c.scaled_forward(), gradient = c.gradient(DType::bf16, /*is_scaled=*/true);
+  const TensorMap forward_inputs = {{"0", qkv}, {"1", random_tensor(c.out(DType::f32), 8)}};
+  expect_near(forward, forward_inputs, run(c, forward, forward_inputs), kRounded);
+  TensorMap inputs = gradient_inputs(c, qkv);
+  inputs["4"] = random_tensor(c.qkv(DType::f32), 9);
+  expect_near(gradient, inputs, run(c, gradient, inputs), kRounded);
+}
+
+TEST(AttentionWgmma, ResultsLieWhereARunOfThemCanBeStored) {
+  const Case c{64, 1, 32, QkvOrder::heads_first, 1};
+  const Graph body = c.scaled_forward();
+  const TensorMap inputs = {{"0", random_tensor(c.qkv(), 1)}, {"1", random_tensor(c.out(DType::f32), 2)}};
+  Placed placed = place(body, {}, h100());
+  const auto move_to = [&](int64_t offset) {
+    placed.spec.results[0].value += offset - placed.spec.result_alignment[0] % 256;
+    placed.spec.result_alignment[0] = offset;
+  };
+  move_to(8);  // Four of bf16 are 8 bytes.
+  expect_near(body, inputs, run_drafts(placed, emitted(placed), inputs, "sm_90a"), kRounded);
+  move_to(4);
+  EXPECT_FALSE(accepts_attention_wgmma(placed.spec));
+}
+
+TEST(AttentionWgmma, WideIndicesReachTheSameElements) {
+  const Case c{65, 2, 16};
+  const TensorMap inputs = gradient_inputs(c, random_tensor(c.qkv(), 12));
+  for (const bool is_grad : {false, true}) {
+    const Graph body = is_grad ? c.gradient() : c.forward();
+    const Placed placed = place(body, {}, h100());
+    Recorder narrow = emitted(placed);
+    Case large = c;
+    large.images = 600'000;  // More than 2^31 elements of dqkv.
+    const Graph large_body = is_grad ? large.gradient() : large.forward();
+    Recorder wide = emitted(place(large_body, {}, h100()));
+    ASSERT_NE(narrow.drafts[0].source, wide.drafts[0].source);
+    const TensorMap want = run_drafts(placed, narrow, inputs, "sm_90a");
+    narrow.drafts[0].source = wide.drafts[0].source;
+    for (const auto& [name, tensor] : run_drafts(placed, narrow, inputs, "sm_90a")) {
+      EXPECT_EQ(tensor.data, want.at(name).data) << name;
+    }
+  }
+}
+
 TEST(AttentionWgmma, BlocksDoNotChangeBits) {
   const Case c{200, 1, 32, QkvOrder::heads_first, 1};
   const Graph body = c.forward();
@@ -205,8 +259,8 @@ TEST(AttentionWgmma, IsChosenWhereHeadsFit) {
   EXPECT_EQ(chosen(c.gradient(DType::f32), h100()), "attention");
   EXPECT_EQ(chosen(c.forward(DType::f16), h100()), "attention");
   EXPECT_EQ(chosen(Case{257, 1, 32}.forward(), h100()), "attention");
-  EXPECT_EQ(chosen(Case{256, 1, 64}.gradient(), h100()), "attention");
-  EXPECT_EQ(chosen(Case{64, 1, 128}.forward(), h100()), "attention");
+  EXPECT_EQ(chosen(Case{256, 1, 64}.gradient(), h100()), "attention_stream");
+  EXPECT_EQ(chosen(Case{64, 1, 128}.forward(), h100()), "attention_stream");
   EXPECT_EQ(chosen(Case{64, 1, 20}.forward(), h100()), "attention");
 }
 

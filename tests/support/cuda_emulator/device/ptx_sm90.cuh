@@ -240,6 +240,6 @@ inline void multiply_bf16(float (&d)[sums], unsigned long long a, unsigned long 
 }
 template <int mn_major_b = 0, int sums>
 inline void multiply_bf16(float (&d)[sums], const unsigned (&a)[4], unsigned long long b) {
-  static_assert(sums == 16 || sums == 32);
+  static_assert(sums == 16 || sums == 32 || sums == 64 || sums == 128);
   emulated::multiply_held(d, sums * 2, a, emulated::matrix_of(b, mn_major_b == 0));
 }

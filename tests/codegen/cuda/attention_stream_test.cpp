@@ -1,0 +1,191 @@
+// Attention of any length on Hopper: run on the CPU it gives what the reference gives, bit by bit the same for an image
+// alone and in a batch; its kernels compile without spills, and they are chosen where no smaller ones are.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "codegen/cuda/emit/attention/tiles.h"
+#include "codegen/jit/nvrtc.h"
+#include "ir/builder.h"
+#include "tests/codegen/cuda/body_run.h"
+
+namespace difuse::codegen::cuda {
+namespace {
+
+using ir::Builder;
+using ir::DType;
+using ir::Graph;
+using ir::QkvOrder;
+using ir::Tensor;
+using ir::TensorMap;
+using ir::Type;
+using ir::Value;
+
+struct Case {
+  int64_t length, heads, width;
+  QkvOrder order = QkvOrder::heads_first;
+  int64_t images = 1, alignment = 256;
+
+  friend void PrintTo(const Case& c, std::ostream* to) { *to << c.name(); }
+  std::string name() const { return fmt::format("l{}_h{}_w{}_{}", length, heads, width, ir::to_string(order)); }
+
+  Type qkv() const { return {DType::bf16, {images, length, 3 * heads * width}}; }
+  Type out() const { return {DType::bf16, {images, length, heads * width}}; }
+  ir::AttentionAttrs attrs() const { return {heads, order}; }
+
+  Graph forward() const {
+    Graph body("body");
+    Builder b(body);
+    const auto a = b.attention(b.input("0", qkv()), attrs());
+    body.set_output("0", b.cast(a.out, DType::bf16));
+    body.set_output("1", a.lse);
+    body.set_output("2", a.out);
+    return body;
+  }
+  /// With an operand of the epilogue where `scaled`.
+  Graph gradient(bool scaled = false) const {
+    Graph body("body");
+    Builder b(body);
+    const Value x = b.input("0", qkv()), y = b.input("1", out());
+    const Value log_sum = b.input("2", {DType::f32, {images, heads, length}});
+    const Value dqkv = b.attention_grad(x, y, log_sum, b.input("3", out()), attrs());
+    body.set_output("0", b.cast(dqkv, DType::bf16));
+    body.set_output("1", scaled ? b.mul(dqkv, b.input("4", {DType::f32, dqkv_shape()})) : dqkv);
+    return body;
+  }
+  ir::Shape dqkv_shape() const { return {images, length, 3 * heads * width}; }
+};
+
+Tensor random_tensor(const Type& type, uint64_t seed, double scale = 1, double shift_of_keys = 0, int64_t width = 1) {
+  std::mt19937_64 random(seed);
+  std::normal_distribution<double> normal(0.1, scale);
+  Tensor t(type);
+  for (size_t i = 0; i < t.data.size(); ++i) {
+    const auto part = static_cast<int64_t>(i) / width % 3;
+    t.data[i] = ir::round_to(normal(random) + (part == 0 ? shift_of_keys : part == 1 ? -shift_of_keys : 0), type.dtype);
+  }
+  return t;
+}
+
+/// What the reference's forward leaves for the gradient.
+TensorMap gradient_inputs(const Case& c, const Tensor& qkv) {
+  TensorMap forward = ir::run_reference(c.forward(), {{"0", qkv}}, {}).outputs;
+  Tensor& log_sum = forward.at("1");
+  for (double& x : log_sum.data) x = ir::round_to(x, DType::f32);
+  log_sum.type.dtype = DType::f32;
+  return {{"0", qkv}, {"1", forward.at("0")}, {"2", log_sum}, {"3", random_tensor(c.out(), 3)}};
+}
+
+Recorder emitted(const Placed& placed) {
+  EXPECT_TRUE(accepts_attention_stream(placed.spec));
+  Recorder recorder;
+  emit_attention_stream(placed.spec, recorder);
+  return recorder;
+}
+
+TensorMap run(const Case& c, const Graph& body, const TensorMap& inputs) {
+  const Placed placed = place(body, {.alignment = c.alignment}, h100());
+  const bool is_gradient = inputs.size() > 1;  // Its consumers wait for each other.
+  return run_drafts(placed, emitted(placed), inputs, "sm_90a", /*find_races=*/!is_gradient);
+}
+
+/// Probabilities and scores' gradients are rounded to 8 bits.
+void expect_near(const Graph& body, const TensorMap& inputs, const TensorMap& got, double most) {
+  const TensorMap want = ir::run_reference(body, inputs, {}).outputs;
+  for (const auto& [name, tensor] : got) {
+    const double allowed = tensor.type.dtype == DType::bf16 ? std::max(most, 8e-3) : most;
+    EXPECT_LE(ir::relative_error(tensor.data, want.at(name).data), allowed) << "output " << name;
+  }
+}
+
+constexpr double kRounded = 6e-3;
+
+class AttentionStreamCase : public ::testing::TestWithParam<Case> {};
+
+TEST_P(AttentionStreamCase, AgreesWithTheReference) {
+  const Case& c = GetParam();
+  const Tensor qkv = random_tensor(c.qkv(), 1);
+  const Graph forward = c.forward(), gradient = c.gradient();
+  expect_near(forward, {{"0", qkv}}, run(c, forward, {{"0", qkv}}), kRounded);
+  const TensorMap inputs = gradient_inputs(c, qkv);
+  expect_near(gradient, inputs, run(c, gradient, inputs), kRounded);
+}
+
+TEST_P(AttentionStreamCase, CompilesWithoutSpills) {
+  const auto nvrtc = NvrtcLibrary::load();
+  if (!nvrtc) GTEST_SKIP() << "no NVRTC";
+  for (const Graph& body : {GetParam().forward(), GetParam().gradient()}) {
+    for (const KernelDraft& draft : emitted(place(body, {}, h100())).drafts) {
+      expect_compiles(*nvrtc, draft, {"sm_90a"});
+    }
+  }
+}
+
+// One tile and several, whole and not, with two and three consumers, more steps than the ring has slots for.
+INSTANTIATE_TEST_SUITE_P(All, AttentionStreamCase,
+                         ::testing::Values(Case{40, 1, 256, QkvOrder::heads_first, 2}, Case{250, 1, 256},
+                                           Case{130, 2, 128, QkvOrder::qkv_first}, Case{370, 1, 64},
+                                           Case{256, 2, 64, QkvOrder::qkv_first, 1, 16}),
+                         [](const auto& one) { return one.param.name(); });
+
+TEST(AttentionStream, MissingKeysOfVeryNegativeScoresAddNothing) {
+  const Case c{80, 1, 64};
+  const Tensor qkv = random_tensor(c.qkv(), 5, 1, 4.5, c.width);  // Scores about -160.
+  const Graph forward = c.forward(), gradient = c.gradient();
+  expect_near(forward, {{"0", qkv}}, run(c, forward, {{"0", qkv}}), 2e-2);
+  const TensorMap inputs = gradient_inputs(c, qkv);
+  expect_near(gradient, inputs, run(c, gradient, inputs), 2e-2);
+}
+
+TEST(AttentionStream, AnEpiloguesOperandIsRead) {
+  const Case c{70, 1, 128};
+  TensorMap inputs = gradient_inputs(c, random_tensor(c.qkv(), 7));
+  inputs["4"] = random_tensor({DType::f32, c.dqkv_shape()}, 8);
+  const Graph gradient = c.gradient(true);
+  expect_near(gradient, inputs, run(c, gradient, inputs), kRounded);
+}
+
+TEST(AttentionStream, AnImagesBitsDoNotDependOnTheBatch) {
+  Case c{65, 1, 64, QkvOrder::qkv_first, 2};
+  const TensorMap batch = gradient_inputs(c, random_tensor(c.qkv(), 10));
+  TensorMap one;
+  for (auto [name, tensor] : batch) {
+    const auto size = static_cast<ptrdiff_t>(tensor.data.size() / 2);
+    tensor.data.erase(tensor.data.begin(), tensor.data.begin() + size);
+    tensor.type.shape[0] = 1;
+    one[name] = tensor;
+  }
+  for (const bool is_grad : {false, true}) {
+    c.images = 2;
+    const Graph body = is_grad ? c.gradient() : c.forward();
+    const TensorMap all = run(c, body, batch);
+    const Recorder of_batch = emitted(place(body, {}, h100()));
+    c.images = 1;
+    const Graph alone = is_grad ? c.gradient() : c.forward();
+    for (const auto& [name, tensor] : run(c, alone, one)) {
+      const std::vector<double>& both = all.at(name).data;
+      EXPECT_EQ(std::vector(both.end() - std::ssize(tensor.data), both.end()), tensor.data) << name;
+    }
+    const Recorder of_one = emitted(place(alone, {}, h100()));
+    for (size_t i = 0; i < of_one.drafts.size(); ++i) EXPECT_EQ(of_one.drafts[i].source, of_batch.drafts[i].source);
+  }
+}
+
+TEST(AttentionStream, IsChosenWhereNoSmallerKernelIs) {
+  const auto chosen = [](const Graph& body, const ir::DeviceSpec& device, int64_t alignment = 256) {
+    return find_emitter(place(body, {.alignment = alignment}, device).spec).name;
+  };
+  EXPECT_EQ(chosen(Case{1024, 6, 64}.forward(), h100()), "attention_stream");
+  EXPECT_EQ(chosen(Case{1024, 6, 64}.gradient(), h100()), "attention_stream");
+  EXPECT_EQ(chosen(Case{4096, 2, 64}.gradient(), h100()), "attention_stream");
+  EXPECT_EQ(chosen(Case{256, 9, 64}.gradient(), h100()), "attention_stream");
+  EXPECT_EQ(chosen(Case{256, 1, 256}.gradient(), h100()), "attention_stream");
+  EXPECT_EQ(chosen(Case{64, 12, 64}.gradient(), h100()), "attention_wgmma");
+  EXPECT_EQ(chosen(Case{1024, 6, 64}.forward(), *ir::find_device_spec("a100")), "attention");
+  EXPECT_EQ(chosen(Case{1024, 6, 64}.forward(), h100(), 8), "attention");
+  EXPECT_EQ(chosen(Case{1024, 2, 96}.forward(), h100()), "attention");
+  EXPECT_EQ(chosen(Case{16, 1, 256}.forward(), h100()), "attention");
+  EXPECT_EQ(chosen(Case{4096, 1, 256}.gradient(), h100()), "attention");  // Its statistics do not fit.
+}
+
+}  // namespace
+}  // namespace difuse::codegen::cuda
