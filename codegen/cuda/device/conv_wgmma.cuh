@@ -174,12 +174,6 @@ class Producer {
     bool has_taps = false;
 #pragma unroll 1
     for (int work = static_cast<int>(blockIdx.x); work < works; work += static_cast<int>(gridDim.x)) {
-      if constexpr (L::Problem::reads_operand) {  // Its slot may become free late.
-        for (int i = 0; i < L::consumers; ++i) {
-          const Origin at = origin_of<L>(work, i);
-          tensor_prefetch(*operand_, at.output, at.x, at.y, at.image);
-        }
-      }
       if constexpr (L::is_resident) {
 #pragma unroll 1
         for (int i = 0; i < L::consumers * L::copies; ++i) {
@@ -189,11 +183,14 @@ class Producer {
 #pragma unroll 1
           for (int chunk = 0; chunk < L::Problem::chunks; ++chunk) load_taps(origin_of<L>(work, 0), chunk);
         }
+        const int next = work + static_cast<int>(gridDim.x);
+        if (next < works) prefetch_operand(next);
       } else {
 #pragma unroll 1
         for (int copy = 0; copy < L::copies; ++copy) {
 #pragma unroll 1
           for (int i = 0; i < L::consumers; ++i) load(origin_of<L>(work, i), copy);
+          if (copy == 0) prefetch_operand(work);
           if (copy < L::Problem::chunks) load_taps(origin_of<L>(work, 0), copy);
         }
       }
@@ -201,6 +198,15 @@ class Producer {
   }
 
  private:
+  /// Brings it into L2: its slot may become free late. Not before the halos that the first products wait for.
+  __device__ __forceinline__ void prefetch_operand(int work) {
+    if constexpr (L::Problem::reads_operand) {
+      for (int i = 0; i < L::consumers; ++i) {
+        const Origin at = origin_of<L>(work, i);
+        tensor_prefetch(*operand_, at.output, at.x, at.y, at.image);
+      }
+    }
+  }
   /// The tile's next copy: the halo of a chunk, and last the operand.
   __device__ __forceinline__ void load(const Origin& at, int copy) {
     barrier_wait(shared_.halo_empty(halo_.slot), halo_.parity ^ 1);
@@ -261,11 +267,7 @@ class Consumer {
     if constexpr (takes_turns) named_barrier_sync(kTurn + number_, 2 * L::warpgroup);
     if constexpr (L::is_resident) tap_ = {};
 #pragma unroll
-    for (int image = 0; image < Tile::images; ++image) {
-#pragma unroll
-      for (int i = 0; i < sums; ++i) sums_[image][i] = 0.0f;
-      multiply_registers(sums_[image]);
-    }
+    for (int image = 0; image < Tile::images; ++image) multiply_fresh_registers(sums_[image]);
     constexpr int rest = Problem::inputs % 64, whole = Problem::inputs / 64;
 #pragma unroll 1
     for (int chunk = 0; chunk < whole; ++chunk) add_chunk<4>(chunk == 0);
@@ -289,11 +291,38 @@ class Consumer {
     }
   }
 
-  /// Reads elements (image, half, lane) to lane + 7 of the operand, for operand(lane); `lane` is a multiple of 8.
-  __device__ __forceinline__ void read_operand(int image, int half, int lane) {
-    // This lane addresses a pixel of one of four rows.
-    const int row = image * Tile::rows + lane / 2 + this_lane() / 8;
-    ldmatrix_x4_trans(operand_, staged(row * 8 + this_lane() % 8, warp() * 2 + half));
+  // What follows the products goes through the tile two rows at a time, so that few values are in work at once:
+  // start_rows, then for each `row`, an even one, of each image read_operand and round_rows where they are wanted, and
+  // stage_rows.
+
+  __device__ __forceinline__ void start_rows() {
+    // All warps have read the halo. Of the operand each reads what it then writes, and no more.
+    if constexpr (!Problem::reads_operand) named_barrier_sync(kOwn + number_, L::warpgroup);
+    // Four matrices of 8 pixels x 8 channels: this lane addresses a pixel of the first or second row, and the first or
+    // second 8 of the warp's 16 channels.
+    const int pixel = this_lane() / 16 * 8 + this_lane() % 8, chunk = warp() * 2 + this_lane() / 8 % 2;
+    staged_ = shared_.halo(last_halo_) + pixel * L::pixel_bytes + ((chunk ^ pixel % 8) << 4);
+    if constexpr (Problem::reads_operand) ldmatrix_x4_trans(operand_[0], staged_);
+  }
+  /// The operand of these rows and those after them: by the time that they are wanted they have come.
+  __device__ __forceinline__ void read_operand(int image, int row) {
+    const int next = step(image, row) + 1;
+    if (next < Tile::images * Tile::rows / 2) ldmatrix_x4_trans(operand_[next % 2], staged_ + next * kStepBytes);
+  }
+  /// The sums of these rows to bf16, two at a time.
+  __device__ __forceinline__ void round_rows(int image, int row) {
+#pragma unroll
+    for (int i = row * 4; i < row * 4 + 8; i += 2) {
+      const unsigned packed = pack_bf16(sums_[image][i], sums_[image][i + 1]);
+      sums_[image][i] = __uint_as_float(packed << 16);
+      sums_[image][i + 1] = __uint_as_float(packed & 0xffff0000u);
+    }
+  }
+  /// The sums of these rows as bf16 to the last slot, a dead halo or the operand.
+  __device__ __forceinline__ void stage_rows(int image, int row) {
+    const float* from = &sums_[image][row * 4];
+    stmatrix_x4_trans(staged_ + step(image, row) * kStepBytes, pack_bf16(from[0], from[1]), pack_bf16(from[2], from[3]),
+                      pack_bf16(from[4], from[5]), pack_bf16(from[6], from[7]));
   }
 
   // What a thread holds, number (image, half, lane): the output channel is channel(half), the pixel x(lane) of row
@@ -301,8 +330,8 @@ class Consumer {
   __device__ __forceinline__ float& sum(int image, int half, int lane) {
     return sums_[image][lane / 2 * 4 + half * 2 + lane % 2];
   }
-  __device__ __forceinline__ float operand(int lane) const {
-    const unsigned pair = operand_[lane / 2 % 4];
+  __device__ __forceinline__ float operand(int image, int half, int lane) const {
+    const unsigned pair = operand_[step(image, lane / 2) % 2][lane / 2 % 2 * 2 + half];
     return __uint_as_float(lane % 2 == 0 ? pair << 16 : pair & 0xffff0000u);
   }
   __device__ __forceinline__ int channel(int half) const {
@@ -312,22 +341,8 @@ class Consumer {
   __device__ __forceinline__ int y(int lane) const { return origin_.y + lane / 2; }
   __device__ __forceinline__ int x(int lane) const { return origin_.x + this_lane() % 4 * 2 + lane % 2; }
 
-  /// The sums as bf16 through the last slot, a dead halo or the operand, to the result.
+  /// What was staged to the result.
   __device__ __forceinline__ void store(const TensorMap& result) {
-    // All warps have read the halo. Of the operand each has read what it now writes, and no more.
-    if constexpr (!Problem::reads_operand) named_barrier_sync(kOwn + number_, L::warpgroup);
-#pragma unroll
-    for (int image = 0; image < Tile::images; ++image) {
-#pragma unroll
-      for (int row = 0; row < Tile::rows; row += 2) {
-        // Four matrices of 8 pixels x 8 channels: this lane addresses a pixel of the first or second row, and the first
-        // or second 8 of the warp's 16 channels.
-        const int pixel = (image * Tile::rows + row + this_lane() / 16) * 8 + this_lane() % 8;
-        const float* from = &sums_[image][row * 4];
-        stmatrix_x4_trans(staged(pixel, warp() * 2 + this_lane() / 8 % 2), pack_bf16(from[0], from[1]),
-                          pack_bf16(from[2], from[3]), pack_bf16(from[4], from[5]), pack_bf16(from[6], from[7]));
-      }
-    }
     fence_shared_for_engines();
     named_barrier_sync(kOwn + number_, L::warpgroup);
     if (threadIdx.x % L::warpgroup == 0) {
@@ -343,14 +358,13 @@ class Consumer {
 
  private:
   static constexpr int kOwn = 1, kTurn = kOwn + L::consumers;  // Named barriers, one for each consumer.
+  static constexpr int kStepBytes = 2 * 8 * L::pixel_bytes;
   static constexpr bool takes_turns = L::is_resident && L::consumers > 1;
 
   __device__ __forceinline__ static int this_lane() { return static_cast<int>(threadIdx.x % 32u); }
   __device__ __forceinline__ static int warp() { return static_cast<int>(threadIdx.x / 32u % 4u); }
-  /// Channels 8 chunk to 8 chunk + 7 of a pixel of the tile that lies in the last slot.
-  __device__ __forceinline__ unsigned char* staged(int pixel, int chunk) const {
-    return shared_.halo(last_halo_) + pixel * L::pixel_bytes + ((chunk ^ pixel % 8) << 4);
-  }
+  /// Number of a row and the one after it in all of the tile.
+  __device__ __forceinline__ static int step(int image, int row) { return (image * Tile::rows + row) / 2; }
   __device__ __forceinline__ static void arrive(Barrier* barrier) {
     if (this_lane() == 0) barrier_arrive(barrier);
   }
@@ -362,7 +376,7 @@ class Consumer {
 #pragma unroll
     for (int tap = 0; tap < Problem::taps; ++tap) {
       barrier_wait(shared_.tap_full(tap_.slot), L::is_resident ? 0 : tap_.parity);
-      add_tap<steps>(tap);
+      add_tap<steps>(tap, is_first && tap == 0);
       // What was read before this tap is free once the products before it are done.
       if (!L::is_resident || tap == 0) multiply_wait<1>();
       if (!L::is_resident && !(is_first && tap == 0)) arrive(shared_.tap_empty(last_tap_));
@@ -377,7 +391,7 @@ class Consumer {
   __device__ __forceinline__ void advance_halo() { halo_.advance(L::is_resident ? 1 : L::consumers); }
 
   template <int steps>
-  __device__ __forceinline__ void add_tap(int tap) {
+  __device__ __forceinline__ void add_tap(int tap, bool is_first) {
     const int moved = tap / Problem::filter * L::halo_pitch + tap % Problem::filter * L::pixel_bytes;
     const unsigned long long a = matrix_descriptor(shared_.tap(tap_.slot), 1024);
     const unsigned long long b = matrix_descriptor(shared_.halo(halo_.slot), L::halo_pitch);
@@ -388,7 +402,7 @@ class Consumer {
       for (int image = 0; image < Tile::images; ++image) {
         // In a turned filter, 16 of k are as many rows of 128 bytes.
         multiply_bf16<Problem::is_turned>(sums_[image], matrix_moved(a, k * (Problem::is_turned ? 2048 : 32)),
-                                          matrix_moved(b, moved + image * L::halo_image + k * 32), true);
+                                          matrix_moved(b, moved + image * L::halo_image + k * 32), k > 0 || !is_first);
       }
     }
     multiply_commit();
@@ -401,7 +415,8 @@ class Consumer {
   int last_halo_ = 0, last_tap_ = 0;
   Origin origin_;
   float sums_[Tile::images][sums];
-  unsigned operand_[4];
+  unsigned char* staged_ = nullptr;  ///< This lane's row of the first matrices in the last slot.
+  unsigned operand_[2][4];           ///< Of a pair of rows, and of the next.
 };
 
 }  // namespace conv

@@ -54,8 +54,7 @@ std::string layout_type(const HaloConv& c, const HaloTile& tile) {
                      tile.consumers);
 }
 
-/// What is done with the sums of one output channel in one image of the tile, `lanes` of them to a thread. Operands are
-/// read at coordinates inside the result, though the tile may reach beyond it.
+/// What is done with the sums. Operands are read at coordinates inside the result, though the tile may reach beyond it.
 struct Epilogue {
   std::string loads = {};    ///< Before the products: what depends on the image and the channel alone.
   std::string code = {};     ///< After them.
@@ -77,20 +76,31 @@ $statements  }
                 {{"statements", indented(statements, 4)}});
 }
 
-Epilogue epilogue(const KernelSpec& spec, const HaloConv& c, int64_t lanes, const std::vector<std::string>& operands) {
+/// The cast to bf16 that all users of the convolution's value read; none where another reads it too, or only the
+/// result.
+ir::Value only_rounding(const ir::Graph& body, const HaloConv& c) {
+  const std::vector<int> users = body.users()[static_cast<size_t>(c.value.node)];
+  if (users.size() != 1 || body.node(users[0]).op != ir::Op::cast) return {};
+  const ir::Value rounded{users[0], 0};
+  const bool has_users = !body.users()[static_cast<size_t>(rounded.node)].empty();
+  return has_users && body.type(rounded).dtype == ir::DType::bf16 ? rounded : ir::Value{};
+}
+
+Epilogue epilogue(const KernelSpec& spec, const HaloConv& c, const std::vector<std::string>& operands) {
   const ir::Graph& body = spec.body;
-  BodyCode code(body, static_cast<int>(lanes), operands, spec.alignment);
+  // Of one output channel in two rows of an image.
+  constexpr int kLanes = 4;
+  const std::string held = "consumer.sum(image, half, l)";
+  BodyCode code(body, kLanes, operands, spec.alignment);
   code.keep_shared_loads();
-  code.bind(c.value, "consumer.sum(image, half, l)");
-  if (c.residual >= 0) {
-    code.bind(body.find_input(text(c.residual)), "consumer.operand(l)");
-  }
+  const ir::Value rounded = only_rounding(body, c);
+  code.bind(rounded.valid() ? rounded : c.value, held);
+  if (c.residual >= 0) code.bind(body.find_input(text(c.residual)), "consumer.operand(image, half, l)");
   const Index at =
       code.at({{"at_image", Lanes::none}, {"at_y", Lanes::any}, {"at_x", Lanes::any}, {"channel", Lanes::none}});
-  // Storing rounds anyway; statistics are taken from what was stored.
   const ir::Value result = body.outputs()[c.result].value;
-  const std::string value = c.has_moments() ? code.value(result, at) : code.unrounded(result, at);
-  const bool is_kept = value == "consumer.sum(image, half, l)";
+  const std::string value = result == rounded ? held : code.unrounded(result, at);
+  const bool is_kept = value == held;
   std::string declared, added, summed;
   for (const HaloConv::Sum& sum : c.sums) {
     const std::string to = Parameters::result(sum.output);
@@ -125,24 +135,41 @@ Epilogue epilogue(const KernelSpec& spec, const HaloConv& c, int64_t lanes, cons
         for_channels(coordinates(statements) + statements + fmt::format("loaded[image][half] = {{{}}};\n", values));
   }
   made.results = for_channels(summed);
-  if (lane.empty() && added.empty() && is_kept) return made;
   const auto uses = [&](const char* name) { return lane.find(name) != std::string::npos; };
   std::string of_lane;
   if (uses("at_y")) of_lane += fmt::format("const index_t at_y = min(consumer.y(l), {});\n", c.height - 1);
   if (uses("at_x")) of_lane += fmt::format("const index_t at_x = min(consumer.x(l), {});\n", c.width - 1);
-  made.code =
-      declared +
-      for_channels(filled(R"($of_half$before#pragma unroll
-for (int l = 0; l < Consumer::lanes; ++l) {
-$read$of_lane$lane$added$kept}
+  std::string of_rows, kept;
+  if (c.residual >= 0) of_rows += "    consumer.read_operand(image, row);\n";
+  if (rounded.valid()) of_rows += "    consumer.round_rows(image, row);\n";
+  if (!is_kept) kept = fmt::format("{} = {};\n", held, value);
+  if (!lane.empty() || !added.empty() || !is_kept) {
+    of_rows += filled(R"(#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+$of_half$before#pragma unroll
+      for (int l = 2 * row; l < 2 * row + 4; ++l) {
+$of_lane$lane$added$kept      }
+    }
 )",
-                          {{"of_half", coordinates(before + lane)},
-                           {"before", before},
-                           {"read", c.residual < 0 ? "" : "  if (l % 8 == 0) consumer.read_operand(image, half, l);\n"},
-                           {"of_lane", indented(of_lane, 2)},
-                           {"lane", indented(lane, 2)},
-                           {"added", indented(added, 2)},
-                           {"kept", is_kept ? "" : fmt::format("  consumer.sum(image, half, l) = {};\n", value)}}));
+                      {{"of_half", indented(coordinates(before + lane), 6)},
+                       {"before", indented(before, 6)},
+                       {"of_lane", indented(of_lane, 8)},
+                       {"lane", indented(lane, 8)},
+                       {"added", indented(added, 8)},
+                       {"kept", indented(kept, 8)}});
+  }
+  // Statistics are taken from what was stored.
+  if (c.has_moments()) of_rows += "    consumer.round_rows(image, row);\n";
+  made.code = declared + filled(R"(consumer.start_rows();
+#pragma unroll
+for (int image = 0; image < Layout::Tile::images; ++image) {
+#pragma unroll
+  for (int row = 0; row < Layout::Tile::rows; row += 2) {
+$of_rows    consumer.stage_rows(image, row);
+  }
+}
+)",
+                                {{"of_rows", of_rows}});
   return made;
 }
 
@@ -151,7 +178,7 @@ $read$of_lane$lane$added$kept}
 KernelDraft halo_conv_kernel(const KernelSpec& spec, const HaloConv& c, const HaloTile& tile) {
   const ir::Graph& body = spec.body;
   Parameters parameters(body, spec, tensor_maps(spec, c, tile));
-  const Epilogue after = epilogue(spec, c, tile.rows * 2, parameters.operands());
+  const Epilogue after = epilogue(spec, c, parameters.operands());
   const auto operand = [&](int input) { return parameters.operands()[static_cast<size_t>(input)]; };
   const int64_t works = work_count(c, tile, c.batch);
   parameters.add("works", works);
