@@ -57,6 +57,11 @@ struct PartSums {
   std::vector<Argument> from = {}, to = {};
 };
 
+/// Bytes [begin, end) of the workspace.
+struct WorkspaceRange {
+  int64_t begin = 0, end = 0;
+};
+
 /// One launch.
 struct KernelCall {
   int source = -1;  ///< Index into CudaPlan::sources.
@@ -66,9 +71,10 @@ struct KernelCall {
   int64_t shared_bytes = 0;  ///< Dynamic shared memory of a block.
   std::vector<Argument> arguments;
   std::vector<TensorMapSpec> tensor_maps = {};
-  int64_t bytes = 0;  ///< Operands read once and results written once.
-  int64_t flops = 0;  ///< Multiply and add of its contraction; 0 for other kernels.
-  int choice = -1;    ///< Which choice of the node's emitter its tile is; -1: it has no other.
+  std::vector<WorkspaceRange> workspace = {};  ///< Of the arguments that lie there.
+  int64_t bytes = 0;                           ///< Operands read once and results written once.
+  int64_t flops = 0;                           ///< Multiply and add of its contraction; 0 for other kernels.
+  int choice = -1;                             ///< Which choice of the node's emitter its tile is; -1: it has no other.
   /// Equal launches in this one (join/table.h): blocks with z = i are the i-th's. With more than one, `arguments` are
   /// those of each, one after the other, and the kernel's one parameter is a table of them, of `table_bytes`.
   int members = 1;

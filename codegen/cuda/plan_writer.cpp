@@ -6,6 +6,7 @@
 #include <cctype>
 #include <utility>
 
+#include "codegen/cuda/join/overlap.h"
 #include "codegen/cuda/source/parameters.h"
 #include "codegen/jit/sha256.h"
 
@@ -73,7 +74,22 @@ Argument PlanWriter::workspace(int64_t bytes) {
   return {Argument::Kind::workspace, range.begin};
 }
 
+/// What the call has of the workspace, whether the node's own or what another left there.
+std::vector<WorkspaceRange> PlanWriter::ranges_of(const KernelCall& call) const {
+  std::vector<WorkspaceRange> ranges;
+  const auto add = [&](const Argument& argument) {
+    if (argument.kind != Argument::Kind::workspace) return;
+    const auto found = std::ranges::find(held_, argument.value, &WorkspaceRange::begin);
+    if (found != held_.end()) ranges.push_back(*found);
+  };
+  for (const Argument& argument : call.arguments) add(argument);
+  for (const TensorMapSpec& map : call.tensor_maps) add(map.start);
+  return ranges;
+}
+
 KernelCall PlanWriter::call_of(KernelDraft draft) {
+  draft.source = with_overlap_parameter(draft.source);
+  draft.arguments.push_back(Argument::number(0));
   std::string text = draft.source;
   for (const std::string& option : draft.options) text += '\0' + option;
   const auto [it, fresh] = sources_.try_emplace(std::move(text), static_cast<int>(plan_.sources.size()));
@@ -86,6 +102,7 @@ KernelCall PlanWriter::call_of(KernelDraft draft) {
   }
   KernelCall call{it->second, node_, draft.grid, draft.threads, draft.shared_bytes, std::move(draft.arguments)};
   call.tensor_maps = std::move(draft.tensor_maps);
+  call.workspace = ranges_of(call);
   call.bytes = draft.bytes, call.flops = draft.flops, call.choice = draft.choice;
   call.is_second_stage = draft.is_second_stage;
   call.part_sums = std::move(draft.part_sums);

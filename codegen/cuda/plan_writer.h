@@ -28,6 +28,7 @@ class PlanWriter final : public Emission {
 
  private:
   KernelCall call_of(KernelDraft draft);
+  std::vector<WorkspaceRange> ranges_of(const KernelCall& call) const;
   KernelSpec chosen(const KernelSpec& spec, const Emitter& emitter);
 
   CudaPlan& plan_;

@@ -9,6 +9,7 @@
 #include <memory>
 #include <set>
 
+#include "codegen/cuda/join/overlap.h"
 #include "ir/dot.h"
 #include "ir/error.h"
 #include "models/cli/commands.h"
@@ -65,19 +66,21 @@ void print_kernels(const codegen::cuda::CudaPlan& plan, const Kernels& kernels) 
       shared += kernels[source]->resources.static_shared_bytes;
       registers = fmt::format("{}", kernels[source]->resources.registers);
     }
-    say("{:>5} {:>6} {:>14} {:>8} {:>5} {:>9} {:>10.3f} {:>10.1f}  {}\n", i, fmt::format("%{}", call.node),
+    const std::string number = fmt::format("{}{}", overlaps(call) ? "+" : "", i);
+    say("{:>5} {:>6} {:>14} {:>8} {:>5} {:>9} {:>10.3f} {:>10.1f}  {}\n", number, fmt::format("%{}", call.node),
         grid_text(call.grid), call.threads, registers, shared, static_cast<double>(call.bytes) * 1e-6,
         static_cast<double>(call.flops) * 1e-6, plan.sources[source].name);
   }
 }
 
 void print_sums(const codegen::cuda::CudaPlan& plan) {
-  int64_t bytes = 0, flops = 0;
+  int64_t bytes = 0, flops = 0, beside = 0;
   std::set<int> different;
   for (const codegen::cuda::KernelCall& call : plan.calls) {
     different.insert(call.source);
     bytes += call.bytes;
     flops += call.flops;
+    beside += overlaps(call) ? 1 : 0;
   }
   const auto text = [](int64_t count) { return format_bytes(static_cast<uint64_t>(count)); };
   say("kernels: {} ({} different)\n", plan.calls.size(), different.size());
@@ -86,6 +89,7 @@ void print_sums(const codegen::cuda::CudaPlan& plan) {
   say("arena: {}, of it state {}; without reuse of memory it would be {}\n", text(plan.memory.arena_bytes),
       text(plan.memory.state_bytes), text(plan.memory.tensor_bytes));
   say("workspace: {}\n", text(plan.workspace_bytes));
+  say("beside the kernel before (+): {}\n", beside);
 }
 
 int run_compile(const CompileFlags& flags, const CommandContext& context) {

@@ -28,6 +28,6 @@ inline constexpr int64_t kMostPreambleLoads = 1024;
 /// instead of 3).
 inline constexpr int64_t kBlockElements = 2048;
 /// From so many pixels on, an image has blocks of its own where its pixels are summed.
-inline constexpr int64_t kLeastImagePixels = 64;
+inline constexpr int64_t kLeastImagePixels = 48;
 
 }  // namespace difuse::passes

@@ -1,4 +1,5 @@
-// A whole training step with equal launches as one, run by the emulator: every bit is that of the step without.
+// A whole training step with equal launches as one, run by the emulator: every bit is that of the step without. So is
+// it where launches that may run at once come in the opposite order.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include "tests/models/step_case.h"
 #include "tests/support/backend/cpu_run.h"
 #include "tests/support/backend/emulated_executor.h"
+#include "tests/support/backend/opposite_order.h"
 
 namespace difuse::models {
 namespace {
@@ -26,8 +28,11 @@ TEST(SlowJoinedStep, KeepsEveryBit) {
   testing::EmulatedExecutor apart(codegen::cuda::lower_cuda(graph, passes::plan_memory(graph), device));
   EXPECT_LT(together.plan().calls.size() + 50, apart.plan().calls.size());
   EXPECT_GT(std::ranges::count_if(together.plan().calls, [](const auto& call) { return call.members > 1; }), 10);
-  testing::expect_same(testing::run(together, step.inputs, step.states, 2),
-                       testing::run(apart, step.inputs, step.states, 2), "the joined step");
+  testing::EmulatedExecutor opposite(testing::opposite_order(together.plan()));
+  EXPECT_GT(std::ranges::count_if(together.plan().calls, codegen::cuda::overlaps), 20);
+  const testing::CpuRun expected = testing::run(apart, step.inputs, step.states, 2);
+  testing::expect_same(testing::run(together, step.inputs, step.states, 2), expected, "the joined step");
+  testing::expect_same(testing::run(opposite, step.inputs, step.states, 2), expected, "the opposite order");
 }
 
 }  // namespace

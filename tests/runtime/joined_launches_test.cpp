@@ -264,7 +264,7 @@ TEST(JoinedLaunches, MoreMembersThanATableHolds) {
     most = std::max<int64_t>(most, call.members);
     if (call.members > 1) all += call.members;
   }
-  EXPECT_EQ(most, 128);
+  EXPECT_EQ(most, 102);
   EXPECT_EQ(all, 140);
   expect_same_bits(graph);
 }

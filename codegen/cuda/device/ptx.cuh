@@ -115,7 +115,8 @@ __device__ __forceinline__ void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 
-// Programmatic dependent launch. Before the wait, a kernel touches no global memory that another kernel writes.
+// Programmatic dependent launch. Before the wait, a kernel touches no global memory that another kernel writes; what
+// waits at its end, none that the kernels which may run beside it touch (join/overlap.h).
 __device__ __forceinline__ void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -177,7 +177,7 @@ class WithPreamble {
 
   /// The whole loop is one first stage whose images have blocks of their own.
   bool sums_pixels(const Shape& shape) const {
-    constexpr int64_t kLeastPixels = 64;
+    constexpr int64_t kLeastPixels = 48;
     for (int id = 0; id < loop_.size(); ++id) {
       const Node& node = loop_.node(id);
       if (!reduction::is_reduction(node)) continue;

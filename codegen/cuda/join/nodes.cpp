@@ -199,8 +199,8 @@ class Mover {
   }
   /// Whether so many bytes more may be kept alive by one node.
   bool fits(int64_t bytes) const {
-    constexpr int64_t kShare = 8;
-    return bytes <= most_bytes_ / kShare && held_ + bytes <= most_bytes_;
+    constexpr int64_t kShare = 8, kLittle = int64_t{2} << 20;  // Whatever the arena.
+    return bytes <= std::max(kLittle, most_bytes_ / kShare) && held_ + bytes <= most_bytes_;
   }
 
   bool shares(int id) const { return kinds_.shares[static_cast<size_t>(id)]; }

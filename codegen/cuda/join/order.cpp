@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include "codegen/cuda/join/overlap.h"
+
 namespace difuse::codegen::cuda {
 namespace {
 
@@ -201,6 +203,7 @@ void LaunchOrder::finish() {
   run_group();
   while (!waiting_.empty()) run_waiting(0);
   joiner_.prepare_both();
+  overlap_launches(plan_);
   remove_unused_sources(plan_);
 }
 

@@ -17,11 +17,6 @@
 
 namespace difuse::codegen::cuda {
 
-/// Bytes [begin, end) of the workspace.
-struct WorkspaceRange {
-  int64_t begin = 0, end = 0;
-};
-
 class LaunchOrder {
  public:
   /// Second stages that wait hold at most `most_held` bytes of the workspace.

@@ -207,12 +207,14 @@ KernelCall Joiner::joined(const std::vector<const KernelCall*>& members) {
   call.part_sums = {};
   call.arguments.clear();
   call.tensor_maps.clear();
+  call.workspace.clear();
   for (const KernelCall* member : members) {
     for (Argument argument : with_blocks(*member)) {
       if (argument.kind == Argument::Kind::tensor_map) argument.value += std::ssize(call.tensor_maps);
       call.arguments.push_back(argument);
     }
     std::ranges::copy(member->tensor_maps, std::back_inserter(call.tensor_maps));
+    std::ranges::copy(member->workspace, std::back_inserter(call.workspace));
     call.grid.x = std::max(call.grid.x, member->grid.x);
     call.bytes += member->bytes;
     call.flops += member->flops;

@@ -25,7 +25,7 @@ using ir::Op;
 using ir::Shape;
 using ir::Value;
 
-constexpr int64_t kSharedRows = 64;       ///< From so many rows an image on, images have chunks of their own.
+constexpr int64_t kSharedRows = 48;       ///< From so many rows an image on, images have chunks of their own.
 constexpr int64_t kWholeRows = 2048;      ///< Up to so many rows, an image is one chunk: no second stage.
 constexpr int64_t kTallRows = 512;        ///< From so many on, 512 threads have several each.
 constexpr int64_t kRowsPerThread = 16;    ///< Of a chunk, where rows do not fit into twice as much.
@@ -58,9 +58,10 @@ Graph with_axes(const Graph& body, const std::vector<int64_t>& axes) {
 struct Chunks {
   int64_t length, count;  ///< Rows of a chunk (a multiple of `step` where there are several), chunks.
 };
-Chunks chunks_of(int64_t rows, int64_t step, int64_t most_per_chunk) {
+/// One where they fit into twice what a chunk has at most; otherwise of at least so many rows.
+Chunks chunks_of(int64_t rows, int64_t step, int64_t most_per_chunk, int64_t least_per_chunk) {
   if (rows <= 2 * most_per_chunk) return {rows, 1};
-  const int64_t length = ceil_div(std::max(most_per_chunk, ceil_div(rows, kMostChunks)), step) * step;
+  const int64_t length = ceil_div(std::max(least_per_chunk, ceil_div(rows, kMostChunks)), step) * step;
   return {length, ceil_div(rows, length)};
 }
 
@@ -187,7 +188,11 @@ class FirstStage {
       const int64_t least = std::min(most, bit_ceil(ceil_div(32, columns)));
       height = std::clamp(bit_ceil(ceil_div(rows_, at_once)), least, most);
     }
-    const Chunks chunks = whole ? Chunks{rows_, 1} : chunks_of(rows_, height * at_once, height * kRowsPerThread);
+    // Of a whole batch of small images, every processor has a part.
+    const int64_t each = open_ ? ceil_div(rows_ * tiles, height * spec_.device.processors) : kRowsPerThread;
+    const int64_t rows_per_thread = std::min(each, kRowsPerThread);
+    const Chunks chunks = whole ? Chunks{rows_, 1}
+                                : chunks_of(rows_, height * at_once, height * kRowsPerThread, height * rows_per_thread);
     const std::vector<Argument> to = results(chunks.count);
     Parameters parameters = this->parameters(to);
     std::string place;
@@ -321,7 +326,8 @@ $loop$finish}
   void emit_rows_of_blocks(int lanes, int64_t runs, bool tail) {
     const int at_once = tensors_.runs_at_once(lanes);
     const int64_t threads = open_ ? 256 : std::clamp<int64_t>(bit_ceil(ceil_div(runs, at_once)), 32, 256);
-    const Chunks chunks = chunks_of(runs * lanes, threads * lanes * at_once, threads * lanes * kRowsPerThread);
+    const Chunks chunks = chunks_of(runs * lanes, threads * lanes * at_once, threads * lanes * kRowsPerThread,
+                                    threads * lanes * kRowsPerThread);
     const std::vector<Argument> to = results(chunks.count);
     Parameters parameters = this->parameters(to);
     std::string place, last;
