@@ -239,7 +239,8 @@ void sample(const SampleOptions& options, const ir::Options& environment) {
   const int64_t columns = options.columns.value_or(grid_columns(count));
   require_grid_size(count, config.unet, columns);
   say_turns(config.unet, low_res, images);
-  const Backend backend = open_backend(options.device, options.precision, options.threads, environment);
+  const Backend backend =
+      open_backend(options.device, options.precision, options.threads, environment, options.prologues);
   if (!options.sampler.batch) {
     constexpr int64_t kGpuBatch = 64;
     sampler.batch = std::min<int64_t>(count, backend.target.is_cuda() ? kGpuBatch : std::max(16, options.threads));

@@ -63,7 +63,8 @@ struct SampleOptions {
   std::optional<std::string> weights;          ///< "ema", "ema_1", ... or "raw"; the file's first average, if any.
   DeviceChoice device;                         ///< Where to compute.
   std::optional<passes::Precision> precision;  ///< bf16 on a GPU, f32 on the CPU.
-  int threads = 1;                             ///< Of the CPU.
+  passes::Prologues prologues = passes::Prologues::automatic;
+  int threads = 1;  ///< Of the CPU.
 };
 
 /// Says that images take the pixels of `low_res` in turn, where there are more of them.

@@ -79,6 +79,7 @@ std::string bytes_text(int64_t count) { return format_bytes(static_cast<uint64_t
 PlanSize size_of_plan(ir::Graph graph, const ir::Options& environment, const Backend& backend) {
   runtime::CompileSettings settings;
   settings.precision = backend.precision;
+  settings.prologues = backend.prologues;
   settings.log = &std::cerr;
   if (backend.target.is_cuda()) {
     codegen::cuda::CudaPlan plan = runtime::plan_cuda(std::move(graph), environment, backend.target.spec(), settings);
@@ -189,8 +190,8 @@ int train_until_stopped(const TrainOptions& given, const ir::Options& environmen
     }
   }
 
-  const Backend backend =
-      open_backend(options.device, precision_of(options, resumed.get()), options.threads, environment);
+  const Backend backend = open_backend(options.device, precision_of(options, resumed.get()), options.threads,
+                                       environment, options.prologues);
   say("{}\n", backend_line(backend));
   config.run.dtype = passes::to_string(backend.precision);
   std::fflush(stdout);

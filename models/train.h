@@ -68,7 +68,8 @@ struct TrainOptions {
   int64_t log_every = 50;         ///< Steps between lines of the metrics and, without a terminal, of progress.
   DeviceChoice device;            ///< Where to compute.
   std::optional<passes::Precision> precision;  ///< bf16 on a GPU, f32 on the CPU.
-  int threads = 1;                             ///< Of the CPU: what computes there, and what decodes images.
+  passes::Prologues prologues = passes::Prologues::automatic;
+  int threads = 1;  ///< Of the CPU: what computes there, and what decodes images.
   std::chrono::steady_clock::time_point started;
 };
 

@@ -31,6 +31,19 @@ bool is_reduced(const Graph& body, int input) {
   return false;
 }
 
+/// Whether a contraction of the body reads what is computed of the input: as a whole then, not element by element.
+bool is_contracted(const Graph& body, int input) {
+  std::vector<bool> carries(static_cast<size_t>(body.size()), false);
+  carries[static_cast<size_t>(input)] = true;
+  for (int id = input + 1; id < body.size(); ++id) {
+    const Node& node = body.node(id);
+    if (!std::ranges::any_of(node.operands, [&](Value v) { return carries[static_cast<size_t>(v.node)]; })) continue;
+    if (ir::has_trait(node, ir::kContraction)) return true;
+    carries[static_cast<size_t>(id)] = true;
+  }
+  return false;
+}
+
 bool one_pass(const Graph& body) {
   const bool is_epilogue = has_contraction(body);  // It has its values at hand, however often they are read.
   const Shape shape = iteration_shape(body);
@@ -93,7 +106,8 @@ InPlace::InPlace(const Graph& graph, int id) : graph_(graph), node_(graph.node(i
     const std::string& name = body.node(input).as<ir::LeafAttrs>().name;
     size_t operand = 0;
     std::from_chars(name.data(), name.data() + name.size(), operand);
-    operands_[operand] = body.node(input).types[0].shape == shape && !(is_epilogue && is_reduced(body, input)) &&
+    operands_[operand] = body.node(input).types[0].shape == shape &&
+                         !(is_epilogue && (is_reduced(body, input) || is_contracted(body, input))) &&
                          std::ranges::none_of(users[static_cast<size_t>(input)], [&](int user) {
                            constexpr auto kWhole = ir::Trait(ir::kBroadcast | ir::kContraction | ir::kMovement);
                            return ir::has_trait(body.node(user), kWhole);

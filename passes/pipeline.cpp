@@ -37,9 +37,8 @@ std::vector<Pass> default_passes(const PipelineOptions& options, FusionReport* r
   }
   // Grow fusions last: they freeze the choice of what is computed together.
   if (options.fuse) {
-    const bool epilogues = options.contraction_epilogues;
-    passes.push_back({"fuse", [report, epilogues](const ir::Graph& g, PassContext& c) {
-                        return fuse_clusters(g, c, report, epilogues);
+    passes.push_back({"fuse", [report, settings = options.fusion](const ir::Graph& g, PassContext& c) {
+                        return fuse_clusters(g, c, report, settings);
                       }});
   }
   // What fusion recomputes inside its bodies leaves dead values behind; nothing may follow that makes more.

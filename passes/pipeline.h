@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ir/options.h"
+#include "passes/fusion/choices.h"
 #include "passes/fusion/report.h"
 #include "passes/pass.h"
 #include "passes/precision.h"
@@ -18,8 +19,7 @@ struct PipelineOptions {
   const ir::Options* options = nullptr;  ///< nullptr: the defaults.
   bool fuse = true;                      ///< false: every op stays a node of its own.
   Precision precision = Precision::f32;
-  /// Whether elementwise ops that read a contraction's result are computed in its kernel.
-  bool contraction_epilogues = true;
+  FusionSettings fusion = {};      ///< What may be computed together, and where the device can.
   std::ostream* log = nullptr;     ///< Where options->debug prints; nullptr: nowhere.
   FusionReport* report = nullptr;  ///< Filled when given.
 };

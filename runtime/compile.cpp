@@ -7,6 +7,7 @@
 #include "codegen/cuda/compile_decided.h"
 #include "codegen/cuda/join/nodes.h"
 #include "codegen/cuda/lower_cuda.h"
+#include "codegen/prologues.h"
 #include "passes/memory_plan.h"
 #include "passes/pipeline.h"
 #include "runtime/cpu_executor.h"
@@ -24,10 +25,15 @@ ir::DeviceSpec cpu_spec(int threads) {
 
 ir::Graph optimize(ir::Graph graph, const ir::Options& options, const ir::DeviceSpec& device,
                    const CompileSettings& settings) {
+  passes::FusionSettings fusion;
+  fusion.prologues = codegen::resolved(settings.prologues, device);
+  fusion.prologue_limits = [&](const ir::Graph& body) { return codegen::prologue_limit(body, device); };
+  if (settings.choices != nullptr) fusion.choices = *settings.choices;
   return passes::run_pipeline(std::move(graph), device,
                               {.options = &options,
                                .fuse = settings.fuse,
                                .precision = settings.precision,
+                               .fusion = std::move(fusion),
                                .log = settings.log,
                                .report = settings.report});
 }

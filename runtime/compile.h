@@ -11,6 +11,7 @@
 #include "codegen/jit/compiler.h"
 #include "codegen/tune/store.h"
 #include "ir/options.h"
+#include "passes/fusion/choices.h"
 #include "passes/fusion/report.h"
 #include "passes/precision.h"
 #include "runtime/executor.h"
@@ -28,6 +29,9 @@ struct CompileSettings {
   /// options let it.
   const codegen::TuningTable* tiles = nullptr;
   passes::FusionReport* report = nullptr;  ///< Filled when given.
+  /// Whether contractions compute the image that they read, where the device's kernels can.
+  passes::Prologues prologues = passes::Prologues::automatic;
+  const passes::FusionChoices* choices = nullptr;  ///< Decisions about fusions. Null: estimates.
 };
 
 /// All but the executor: says what a graph will take without allocating it. With options.dump the IR around every pass

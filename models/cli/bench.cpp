@@ -26,6 +26,7 @@ struct BenchFlags {
   ProblemChoice problem;
   DeviceChoice device;
   std::optional<passes::Precision> precision;
+  passes::Prologues prologues = passes::Prologues::automatic;
   std::optional<int64_t> threads;
   bool per_kernel = false, json = false, backends = false;
   std::string checkpoint;
@@ -201,7 +202,8 @@ int run_bench(const BenchFlags& flags, const CommandContext& context) {
                 ExitCode::wrong_usage);
   }
   const Problem problem = load_problem(flags.problem, "bench");
-  const Backend backend = open_backend(flags.device, flags.precision, resolve_threads(flags.threads), context.options);
+  const Backend backend =
+      open_backend(flags.device, flags.precision, resolve_threads(flags.threads), context.options, flags.prologues);
   if (!flags.json) {
     say("{}\n", backend_line(backend));
     say("measuring {}\n", problem.title);
@@ -235,6 +237,7 @@ Action add_bench(CLI::App& app) {
   add_tune_budget(app, flags->tune_budget);
   add_device(app, flags->device);
   add_dtype(app, flags->precision);
+  add_prologue(app, flags->prologues);
   add_threads(app, flags->threads);
   return [flags](const CommandContext& context) { return run_bench(*flags, context); };
 }

@@ -18,12 +18,14 @@ struct CheckFlags {
   ProblemChoice problem;
   DeviceChoice device;
   std::optional<passes::Precision> precision;
+  passes::Prologues prologues = passes::Prologues::automatic;
   std::optional<int64_t> threads;
 };
 
 int run_check(const CheckFlags& flags, const CommandContext& context) {
   const Problem problem = load_problem(flags.problem, "check");
-  const Backend backend = open_backend(flags.device, flags.precision, resolve_threads(flags.threads), context.options);
+  const Backend backend =
+      open_backend(flags.device, flags.precision, resolve_threads(flags.threads), context.options, flags.prologues);
   say("{}\n", backend_line(backend));
   say("checking {} node by node against the fp64 reference\n", problem.title);
   const auto executor = compile(problem.graph, context.options, backend);
@@ -55,6 +57,7 @@ Action add_check(CLI::App& app) {
   add_problem(app, flags->problem);
   add_device(app, flags->device);
   add_dtype(app, flags->precision);
+  add_prologue(app, flags->prologues);
   add_threads(app, flags->threads);
   return [flags](const CommandContext& context) { return run_check(*flags, context); };
 }

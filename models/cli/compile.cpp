@@ -31,6 +31,7 @@ using Kernels = std::vector<std::shared_ptr<const codegen::CompiledKernel>>;
 struct CompileFlags {
   ProblemChoice problem;
   std::optional<passes::Precision> precision;
+  passes::Prologues prologues = passes::Prologues::automatic;
   std::optional<std::string> arch;
   std::string dump, dot;
   bool report = false;
@@ -105,6 +106,7 @@ int run_compile(const CompileFlags& flags, const CommandContext& context) {
   CompileProgress progress;
   runtime::CompileSettings settings;
   settings.precision = flags.precision.value_or(passes::Precision::bf16);
+  settings.prologues = flags.prologues;
   settings.log = &std::cerr;
   settings.tiles = &tiles;
   passes::FusionReport report;
@@ -159,6 +161,7 @@ Action add_compile(CLI::App& app) {
   auto flags = std::make_shared<CompileFlags>();
   add_problem(app, flags->problem);
   add_dtype(app, flags->precision, "bf16");
+  add_prologue(app, flags->prologues);
   add_text(app, "--arch", flags->arch, "sm_80|sm_90a|...", "GPU to compile for; none has to be there",
            "this machine's, or sm_90a");
   add_path(app, "--dump", flags->dump, "Folder for each kernel's source (.cu) and code (.cubin)");

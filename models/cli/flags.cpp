@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <thread>
@@ -188,6 +189,17 @@ CLI::Option* add_dtype(CLI::App& app, std::optional<passes::Precision>& to, cons
   return finish(app.add_option_function<std::string>(
                     "--dtype", parse, "Precision: bf16 storage, tf32 products, or f32; sums are f32 in all"),
                 fmt::format("{}", fmt::join(kNames, "|")), fallback);
+}
+
+CLI::Option* add_prologue(CLI::App& app, passes::Prologues& to) {
+  static const std::vector<std::string> kNames = {"auto", "always", "never"};  // As in passes::Prologues.
+  const auto parse = [&to](const std::string& text) {
+    const std::string name = parse_choice("--prologue", text, kNames);
+    to = static_cast<passes::Prologues>(std::ranges::find(kNames, name) - kNames.begin());
+  };
+  return finish(app.add_option_function<std::string>(
+                    "--prologue", parse, "Whether convolutions normalise the image that they read on its way in"),
+                fmt::format("{}", fmt::join(kNames, "|")), "auto");
 }
 
 }  // namespace difuse::models

@@ -68,5 +68,7 @@ ir::Options with_tuning(ir::Options options, std::optional<double> budget);
 CLI::Option* add_device(CLI::App& app, DeviceChoice& to);
 CLI::Option* add_dtype(CLI::App& app, std::optional<passes::Precision>& to,
                        const std::string& fallback = "bf16 on a GPU, f32 on the CPU");
+/// --prologue.
+CLI::Option* add_prologue(CLI::App& app, passes::Prologues& to);
 
 }  // namespace difuse::models

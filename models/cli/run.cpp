@@ -15,6 +15,7 @@ struct RunFlags {
   std::string in, out;
   DeviceChoice device;
   std::optional<passes::Precision> precision;
+  passes::Prologues prologues = passes::Prologues::automatic;
   std::optional<int64_t> threads;
 };
 
@@ -24,7 +25,8 @@ int run_run(const RunFlags& flags, const CommandContext& context) {
   if (flags.out.empty()) missing_flag("run", "--out", example);
   const Problem problem = load_problem(flags.problem, "run");
   runtime::require_writable(flags.out, 0);
-  const Backend backend = open_backend(flags.device, flags.precision, resolve_threads(flags.threads), context.options);
+  const Backend backend =
+      open_backend(flags.device, flags.precision, resolve_threads(flags.threads), context.options, flags.prologues);
   say("{}\n", backend_line(backend));
   say("running {}\n", problem.title);
   const auto executor = compile(problem.graph, context.options, backend);
@@ -44,6 +46,7 @@ Action add_run(CLI::App& app) {
   add_path(app, "--out", flags->out, "Where the outputs and the changed states go, as safetensors");
   add_device(app, flags->device);
   add_dtype(app, flags->precision);
+  add_prologue(app, flags->prologues);
   add_threads(app, flags->threads);
   return [flags](const CommandContext& context) { return run_run(*flags, context); };
 }

@@ -157,6 +157,7 @@ Action add_train(CLI::App& app) {
   add_tune_budget(app, flags->tune_budget);
   add_device(app, o.device);
   add_dtype(app, o.precision);
+  add_prologue(app, o.prologues);
   add_threads(app, flags->threads);
   return [flags](const CommandContext& context) { return run_train(*flags, context); };
 }

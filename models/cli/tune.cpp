@@ -18,6 +18,7 @@ struct TuneFlags {
   ProblemChoice problem;
   DeviceChoice device;
   std::optional<passes::Precision> precision;
+  passes::Prologues prologues = passes::Prologues::automatic;
   std::optional<double> budget;
   std::optional<int64_t> candidates;
   bool again = false;
@@ -45,7 +46,8 @@ void print_site(const runtime::TunedSite& tuned, const runtime::Roofline& roofli
 
 int run_tune(const TuneFlags& flags, const CommandContext& context) {
   const Problem problem = load_problem(flags.problem, "tune");
-  const Backend backend = open_backend(flags.device, flags.precision, resolve_threads({}), context.options);
+  const Backend backend =
+      open_backend(flags.device, flags.precision, resolve_threads({}), context.options, flags.prologues);
   if (!backend.target.is_cuda()) {
     throw Error(fmt::format("difuse tune needs a GPU{}", backend.why_cpu.empty() ? "" : ": " + backend.why_cpu),
                 "the CPU's kernels have nothing to tune; difuse doctor says what this machine has",
@@ -82,6 +84,7 @@ Action add_tune(CLI::App& app) {
   app.add_flag("--again", flags->again, "Also kernels that were tuned before");
   add_device(app, flags->device);
   add_dtype(app, flags->precision, "bf16");
+  add_prologue(app, flags->prologues);
   return [flags](const CommandContext& context) { return run_tune(*flags, context); };
 }
 

@@ -26,7 +26,7 @@ std::optional<DeviceChoice> parse_device(const std::string& text) {
 }
 
 Backend open_backend(const DeviceChoice& device, std::optional<passes::Precision> precision, int threads,
-                     const ir::Options& environment) {
+                     const ir::Options& environment, passes::Prologues prologues) {
   using enum DeviceChoice::Kind;
   std::shared_ptr<const runtime::CudaDevice> gpu;
   std::string reason;
@@ -35,10 +35,13 @@ Backend open_backend(const DeviceChoice& device, std::optional<passes::Precision
   if (!gpu) {
     Backend backend({threads}, precision.value_or(passes::Precision::f32));
     if (runtime::CudaDriver::is_installed()) backend.why_cpu = reason;
+    backend.prologues = prologues;
     return backend;
   }
-  return {{std::move(gpu), runtime::open_kernel_cache(environment, &std::cerr)},
-          precision.value_or(passes::Precision::bf16)};
+  Backend backend({std::move(gpu), runtime::open_kernel_cache(environment, &std::cerr)},
+                  precision.value_or(passes::Precision::bf16));
+  backend.prologues = prologues;
+  return backend;
 }
 
 std::string backend_line(const Backend& backend) {
@@ -69,6 +72,7 @@ std::unique_ptr<runtime::Executor> compile(ir::Graph graph, const ir::Options& e
   runtime::CompileSettings settings;
   settings.precision = backend.precision;
   settings.fuse = backend.fuse;
+  settings.prologues = backend.prologues;
   settings.log = &std::cerr;
   settings.progress = [&](const codegen::CompileProgress& now) {
     if (watch.kernels != nullptr) *watch.kernels = {now.total - now.cached, now.cached};

@@ -35,6 +35,8 @@ struct Backend {
   runtime::Target target;
   passes::Precision precision = passes::Precision::f32;
   bool fuse = true;  ///< false: every op is a kernel of its own.
+  /// Whether contractions compute the image that they read (passes/fusion/prologue.h).
+  passes::Prologues prologues = passes::Prologues::automatic;
   /// Why the choice of a device fell on the CPU although the machine has a driver for GPUs; empty otherwise.
   std::string why_cpu;
 };
@@ -42,7 +44,7 @@ struct Backend {
 /// `threads` are the CPU's. The precision is bf16 on a GPU and f32 on the CPU unless given. Throws Error (wrong usage)
 /// when the GPU that was asked for cannot be used.
 Backend open_backend(const DeviceChoice& device, std::optional<passes::Precision> precision, int threads,
-                     const ir::Options& environment);
+                     const ir::Options& environment, passes::Prologues prologues = passes::Prologues::automatic);
 
 /// "CPU backend: oneDNN 2.6.3 (AVX-512), 2 threads", with the reason where oneDNN is not in use;
 /// "CUDA backend: NVIDIA H100 80GB HBM3 (sm_90a, driver 13.0), bf16".

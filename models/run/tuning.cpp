@@ -14,6 +14,7 @@ runtime::StepTuning tune(const ir::Graph& graph, const ir::Options& environment,
                          runtime::TuneSettings settings, bool again, bool quiet) {
   runtime::CompileSettings compiling;
   compiling.precision = backend.precision;
+  compiling.prologues = backend.prologues;
   compiling.log = &std::cerr;
   const bool terminal = !quiet && ::isatty(STDOUT_FILENO) == 1;
   if (terminal) {

@@ -27,6 +27,20 @@ inline constexpr int64_t kMostPreambleLoads = 1024;
 /// preamble that is as long as they allow takes longer than the kernel that it spares (64x64x64 on an H200: 9 us
 /// instead of 3).
 inline constexpr int64_t kBlockElements = 2048;
+/// An operand that a contraction computes on the way is computed again for each column of its tiles: so many of the
+/// result's channels.
+inline constexpr int64_t kTileColumnChannels = 64;
+/// One processor's seconds for one element of it. Measured on an H200 (132 processors) with normalise + SiLU in shared
+/// memory (conv_prologue.cuh), halo included, 32 images in bf16: 64x64x64 to 64 channels 17.6 -> 26.4 us, 64x64x128 to
+/// 64 33.4 -> 50.2 us, 32x32x128 to 128 (two columns) 17.8 -> 26.4 us: 1.0 ps for each element and column.
+inline constexpr double kTransformSeconds = 1.0e-12 * 132;
+/// What a kernel less is worth in a captured graph, whose kernels' starts and ends overlap (H200: ten of them less, and
+/// the step changes by so much less than by their bytes).
+inline constexpr double kLaunchSeconds = 0.6e-6;
+/// Of a card's bandwidth, what loops over an image reach (H200: 4.05 of 4.8 TB/s at 32 images of 64x64x64).
+inline constexpr double kCopyShare = 0.85;
+/// A prologue that spares less than so many times its price is as likely to cost as to spare: that takes a measurement.
+inline constexpr double kLeastGain = 1.1;
 /// From so many pixels on, an image has blocks of its own where its pixels are summed.
 inline constexpr int64_t kLeastImagePixels = 48;
 

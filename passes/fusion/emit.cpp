@@ -22,14 +22,14 @@ class BodyWriter {
  public:
   BodyWriter(const Graph& from, const std::vector<int>& nodes) : from_(from), nodes_(nodes), body_("body") {}
 
-  std::shared_ptr<const Graph> write(const std::vector<Value>& operands, const std::vector<Value>& results) {
+  Graph write(const std::vector<Value>& operands, const std::vector<Value>& results) {
     for (size_t i = 0; i < operands.size(); ++i) {
       const ir::Type& t = from_.type(operands[i]);
       mapped_[operands[i]] = body_.add(ir::Op::input, {}, ir::LeafAttrs{std::to_string(i), t.dtype, t.shape});
     }
     for (int id : nodes_) copy(id);
     for (size_t i = 0; i < results.size(); ++i) body_.set_output(std::to_string(i), mapped_.at(results[i]));
-    return std::make_shared<const Graph>(std::move(body_));
+    return std::move(body_);
   }
 
  private:
@@ -49,6 +49,16 @@ class BodyWriter {
   Graph body_;
   std::map<Value, Value> mapped_;
 };
+
+std::vector<Value> results_of(const Units& units, int u, const std::vector<int>& nodes) {
+  std::vector<Value> results;
+  for (const int id : nodes) {
+    for (int r = 0; r < static_cast<int>(units.graph().node(id).types.size()); ++r) {
+      if (units.owner(id) == u && units.needed({id, r})) results.push_back({id, r});
+    }
+  }
+  return results;
+}
 
 class Emitter {
  public:
@@ -132,20 +142,14 @@ class Emitter {
   void emit_fusion(int u) {
     const std::vector<int>& nodes = units_.body(u);
     const std::vector<Value> operands = units_.externals(nodes);
-    std::vector<Value> results;
+    const std::vector<Value> results = results_of(units_, u, nodes);
     const ir::Hero hero = hero_of(from_, nodes);
     std::string ops;
     int64_t bytes = 0;
-    for (int id : nodes) {
-      const Node& node = from_.node(id);
-      ops += fmt::format(" {}", ir::to_string(node.op));
-      for (int r = 0; r < static_cast<int>(node.types.size()); ++r) {
-        if (units_.owner(id) == u && units_.needed({id, r})) results.push_back({id, r});
-      }
-    }
+    for (int id : nodes) ops += fmt::format(" {}", ir::to_string(from_.node(id).op));
     for (Value v : operands) bytes += from_.type(v).bytes();
     for (Value v : results) bytes += from_.type(v).bytes();
-    auto body = BodyWriter(from_, nodes).write(operands, results);
+    auto body = std::make_shared<const Graph>(body_of(units_, u, nodes));
     const Value first = to_.add(ir::Op::fusion, map(operands), ir::FusionAttrs{hero, std::move(body)});
     for (size_t i = 0; i < results.size(); ++i) mapped_[results[i]] = {first.node, static_cast<int32_t>(i)};
     report_.lines.push_back(fmt::format("fused {} of %{} over {}: {} operands, {} results, {} bytes:{}",
@@ -165,6 +169,10 @@ class Emitter {
 };
 
 }  // namespace
+
+Graph body_of(const Units& units, int u, const std::vector<int>& nodes) {
+  return BodyWriter(units.graph(), nodes).write(units.externals(nodes), results_of(units, u, nodes));
+}
 
 bool is_worth_a_fusion(const Graph& graph, const std::vector<int>& nodes) {
   if (nodes.size() > 1) return true;

@@ -12,6 +12,10 @@ namespace difuse::passes {
 /// `units` must be up to date (find_needed). A fusible unit of one node that gains nothing stays a plain node.
 ir::Graph emit(const Units& units, FusionReport& report);
 
+/// The body that the unit has when it holds these nodes (increasing): its inputs are externals(nodes), its outputs what
+/// others need of the nodes that the unit owns.
+ir::Graph body_of(const Units& units, int u, const std::vector<int>& nodes);
+
 /// Whether a fusion of these nodes is more than the one node it holds: it has another, or a broadcast or constant that
 /// need not exist outside.
 bool is_worth_a_fusion(const ir::Graph& graph, const std::vector<int>& nodes);

@@ -11,7 +11,7 @@
 // Everything else that a reader needs must be in memory anyway or free: an epilogue makes none of its operands. So of
 // two contractions that are added the later one takes the sum, and no node is in two bodies.
 //
-// Not yet: reductions of more than a strip, what is computed on an operand's way in (a prologue).
+// Not yet: reductions of more than a strip. What is computed on an operand's way in is in prologue.h.
 #pragma once
 
 #include <vector>

@@ -13,6 +13,7 @@
 #include "passes/fusion/movement.h"
 #include "passes/fusion/partition.h"
 #include "passes/fusion/preamble.h"
+#include "passes/fusion/prologue.h"
 #include "passes/fusion/recompute.h"
 #include "passes/fusion/sums.h"
 #include "passes/fusion/traits.h"
@@ -202,7 +203,9 @@ std::vector<bool> pay(const Graph& graph, const Partition& partition, bool epilo
 
 }  // namespace
 
-PassResult fuse_clusters(const Graph& graph, PassContext& context, FusionReport* report, bool epilogues) {
+PassResult fuse_clusters(const Graph& graph, PassContext& context, FusionReport* report,
+                         const FusionSettings& settings) {
+  const bool epilogues = settings.epilogues;
   FusionReport unread;
   FusionReport& lines = report ? *report : unread;
   Grower grower(graph, context.device, lines, epilogues);
@@ -212,6 +215,7 @@ PassResult fuse_clusters(const Graph& graph, PassContext& context, FusionReport*
   if (epilogues) join_sums(units, context, lines);
   join_movement(units, context, lines);
   join_preambles(units, context, lines);
+  if (epilogues) join_prologues(units, context, settings, lines);
   Graph result = emit(units, lines);
   const bool changed = !same_graph(graph, result);
   return {std::move(result), changed};

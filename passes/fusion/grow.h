@@ -17,18 +17,20 @@
 // bit and a reduction keeps its meaning (its order of summation is the kernel's own).
 // At last, what leaves only sums over pixels of a contraction's values is computed in its kernel (sums.h), and a tensor
 // that is put together of others is made by the loop that reads it (movement.h), as is what finishes a few partial
-// results of an image (preamble.h).
+// results of an image (preamble.h). Where the device's kernels can, contractions compute the image that they read
+// (prologue.h): last, because that depends on which kernels would make it.
 // Cost: growing always saves the bytes of a read; what is recomputed instead of saved is in recompute.h.
 // Deterministic: heroes and candidates are tried in node order. Each fusion spends fuel, as does each recomputed value.
 #pragma once
 
+#include "passes/fusion/choices.h"
 #include "passes/fusion/report.h"
 #include "passes/pass.h"
 
 namespace difuse::passes {
 
-/// `report` may be nullptr. `epilogues` false: contractions and averages stay plain nodes.
+/// `report` may be nullptr.
 PassResult fuse_clusters(const ir::Graph& graph, PassContext& context, FusionReport* report = nullptr,
-                         bool epilogues = true);
+                         const FusionSettings& settings = {});
 
 }  // namespace difuse::passes

@@ -73,7 +73,7 @@ class Recompute {
       saved_by_gaining -= *extra;
     }
     const bool everywhere =
-        !readers->others && able.size() == readers->fusible.size() + readers->repeating.size() && saved > 0;
+        !readers->as_a_whole() && able.size() == readers->fusible.size() + readers->repeating.size() && saved > 0;
     if (!everywhere) able = gaining, saved = saved_by_gaining;
     if (able.empty() || !fuel_.spend()) return false;
     for (int u : able) {

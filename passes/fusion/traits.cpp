@@ -22,6 +22,11 @@ bool is_elementwise(const ir::Node& node) { return ir::has_trait(node, ir::kElem
 
 bool is_whole(const ir::Node& node) { return ir::has_trait(node, ir::kContraction) || is_average(node); }
 
+std::optional<size_t> streamed_operand(const ir::Node& node) {
+  if (is_convolution(node) || is_matmul(node)) return 0;
+  return std::nullopt;
+}
+
 bool is_pointwise(const ir::Graph& graph, const ir::Node& node) {
   return is_elementwise(node) && !is_widening(graph, node);
 }

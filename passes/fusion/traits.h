@@ -1,6 +1,7 @@
 // Who may be in a fusion, said by trait.
 #pragma once
 
+#include <optional>
 #include <span>
 
 #include "ir/graph.h"
@@ -21,6 +22,9 @@ ir::Hero hero_of(const ir::Graph& graph, std::span<const int> nodes);
 
 /// Heroes that compute a result as a whole, not element by element: contractions, and averages.
 bool is_whole(const ir::Node& node);
+/// The operand of a convolution or product that its kernel reads tile by tile, and may compute on the way in: the
+/// image, or its gradient. Nothing for other nodes.
+std::optional<size_t> streamed_operand(const ir::Node& node);
 /// Whether one of the body's nodes is a contraction.
 bool has_contraction(const ir::Graph& body);
 /// Elementwise ops but those that are free.

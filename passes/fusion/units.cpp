@@ -146,6 +146,29 @@ void Units::absorb(int into, int unit) {
   find_needed();
 }
 
+bool Units::needs_any(int u, const std::vector<int>& others) const {
+  const std::set<int> found = needs(u, -1);
+  return std::ranges::any_of(others, [&](int other) { return found.contains(other); });
+}
+
+void Units::hand_over(int node, const std::vector<int>& nodes, int to, const std::vector<int>& readers) {
+  std::set<int> waits(readers.begin(), readers.end());
+  const auto is_late = [&](int u) { return waits.contains(u); };
+  const auto first = std::ranges::find_if(order_, is_late), last = std::ranges::find(order_, to);
+  if (first < last) {
+    for (auto it = first; it != last; ++it) {
+      if (std::ranges::any_of(reads(*it), [&](Value v) { return is_late(owner(v.node)); })) waits.insert(*it);
+    }
+    std::stable_partition(first, last + 1, [&](int u) { return !is_late(u); });
+  }
+  std::erase(units_[static_cast<size_t>(owner(node))].owned, node);
+  Unit& unit = units_[static_cast<size_t>(to)];
+  unit.owned.insert(std::ranges::lower_bound(unit.owned, node), node);
+  unit.recomputed.erase(node);
+  owner_[static_cast<size_t>(node)] = to;
+  recompute(to, nodes);
+}
+
 void Units::find_needed() {
   readers_.clear();
   bodies_.assign(units_.size(), {});
@@ -179,9 +202,11 @@ void Units::find_needed() {
     }
     for (Value v : externals(body)) {
       Readers& r = readers_[v];
-      if (!u.whole && direct.contains(v) && !indirect.contains(v)) {
+      if (u.whole) {
+        r.heroes.push_back(*it);
+      } else if (direct.contains(v) && !indirect.contains(v)) {
         r.fusible.push_back(*it);
-      } else if (!u.whole && indirect.contains(v) && !direct.contains(v)) {
+      } else if (indirect.contains(v) && !direct.contains(v)) {
         r.repeating.push_back(*it);
       } else {
         r.others = true;

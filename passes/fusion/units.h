@@ -26,7 +26,10 @@ struct Unit {
 struct Readers {
   std::vector<int> fusible;    ///< Units that read it element by element.
   std::vector<int> repeating;  ///< Units that read it through broadcasts.
-  bool others = false;         ///< Anything else: an unfused op, a hero, an output.
+  std::vector<int> heroes;     ///< Units of whole heroes, in the prologue, the epilogue or as a whole.
+  bool others = false;         ///< Anything else: an unfused op, an output.
+
+  bool as_a_whole() const { return others || !heroes.empty(); }
 };
 
 class Units {
@@ -51,6 +54,12 @@ class Units {
   /// Makes a unit part of another, which it reads or which reads it, with nothing between them. Bodies must be up to
   /// date, and are afterwards.
   void absorb(int into, int unit);
+
+  /// Whether the unit needs what one of the others makes.
+  bool needs_any(int u, const std::vector<int>& others) const;
+  /// Lets unit `to` make the node in its own unit's place, of `nodes`, which it computes then. The units that still
+  /// read it, none of which `to` needs, come after `to`. Stale afterwards until find_needed().
+  void hand_over(int node, const std::vector<int>& nodes, int to, const std::vector<int>& readers);
 
   /// Which values must exist outside their unit and who reads them. Stale after `recompute` until called again.
   void find_needed();

@@ -52,6 +52,7 @@ INSTANTIATE_TEST_SUITE_P(
         Usage{"UnknownDevice", {"train", "--device", "tpu"}, {"--device 'tpu'", "auto, cpu, cuda, or cuda:N"}},
         Usage{"UnknownCard", {"sample", "--device", "cuda:x"}, {"--device 'cuda:x'", "auto, cpu, cuda, or cuda:N"}},
         Usage{"UnknownDtype", {"train", "--dtype", "f8"}, {"--dtype 'f8'", "bf16, tf32, f32"}},
+        Usage{"UnknownPrologue", {"compile", "--prologue", "some"}, {"--prologue 'some'", "auto, always, never"}},
         Usage{"UnknownMode", {"bench", "--mode", "run"}, {"--mode 'run'", "train, sample, forward"}},
         Usage{"UnknownArchitecture",
               {"compile", "--model", "tiny", "--arch", "sm_75"},

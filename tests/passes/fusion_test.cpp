@@ -459,7 +459,7 @@ TEST(Fusion, WithoutEpiloguesContractionsAndAveragesStayPlain) {
   Fuel fuel;
   PassContext context{device, fuel};
   const ir::Graph graph = canonical(tests::norm_block(2, 8, 8, 8, 2));
-  const ir::Graph fused = fuse_clusters(graph, context, nullptr, /*epilogues=*/false).graph;
+  const ir::Graph fused = fuse_clusters(graph, context, nullptr, {.epilogues = false}).graph;
   tests::expect_same_results(graph, fused);
   EXPECT_EQ(ir::print(fused).find("hero = conv"), std::string::npos);
 }

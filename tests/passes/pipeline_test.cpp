@@ -54,7 +54,7 @@ TEST(Pipeline, RoundsBeforeItFuses) {
     const ir::Graph fused = run_pipeline(graph, {}, {.precision = precision});
     EXPECT_EQ(ir::print(run_pipeline(fused, {}, {.precision = precision})), ir::print(fused));
     for (const bool epilogues : {true, false}) {
-      const PipelineOptions options{.precision = precision, .contraction_epilogues = epilogues};
+      const PipelineOptions options{.precision = precision, .fusion = {.epilogues = epilogues}};
       tests::expect_same_results(run_pipeline(graph, {}, {.fuse = false, .precision = precision}),
                                  run_pipeline(graph, {}, options));
     }

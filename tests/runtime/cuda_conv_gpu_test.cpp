@@ -2,7 +2,10 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <memory>
+
 #include "ir/builder.h"
+#include "ir/strips.h"
 #include "runtime/compile.h"
 #include "tests/support/backend/cpu_run.h"
 #include "tests/support/backend/gpu.h"
@@ -76,6 +79,115 @@ TEST(GpuConv, StatisticsAndSumsMatchTheReference) {
   for (const ConvShapes& shapes : kShapes) graphs.push_back(statistics(shapes));
   for (const passes::Precision precision : {passes::Precision::bf16, passes::Precision::f32}) {
     testing::expect_nodes_agree(gpu, graphs, precision);
+  }
+}
+
+/// A normalise and a SiLU of an image, of the operands from `first` on: its statistics, or its strips', and a scale and
+/// a shift.
+Value normalised(Builder& b, Value image, const ir::Shape& statistics, int first) {
+  const ir::Shape shape = b.shape(image), rows = {shape[0], shape[3]};
+  const auto input = [&](const ir::Shape& of) { return b.input(std::to_string(first++), {DType::f32, of}); };
+  Value mean = input(statistics), inverse = input(statistics);
+  if (statistics != rows) {
+    const auto finished = b.group_finish({{mean, inverse}}, {4, 0.5, shape[1], shape[2]});
+    mean = finished.mean, inverse = finished.rstd;
+  }
+  Value x = b.sub(b.cast(image, DType::f32), b.broadcast_image_channels(mean, shape));
+  x = b.mul(x, b.broadcast_image_channels(inverse, shape));
+  x = b.mul(x, b.broadcast_channels(input({shape[3]}), shape));
+  x = b.add(x, b.broadcast_image_channels(input(rows), shape));
+  return b.cast(b.silu(x), DType::bf16);
+}
+
+/// A convolution of that, and a bias, as one kernel or several. `first`: channels of the first image where there are
+/// two, one behind the other. `finishes`: statistics are those of strips.
+Graph normalised_conv(const ConvShapes& s, bool together, int64_t first, bool finishes) {
+  Graph graph("normalised_conv");
+  Builder b(graph);
+  const auto image_of = [&](int64_t channels) { return ir::Type{DType::bf16, {s.n, s.h, s.w, channels}}; };
+  const ir::Type image = image_of(s.c), rows{DType::f32, {s.n, s.c}};
+  const ir::Type statistics = finishes ? ir::Type{DType::f32, {s.n, ir::Strips{s.h, s.w}.count(), s.c}} : rows;
+  std::vector<Value> images = {b.input("x", image_of(first > 0 ? first : s.c))};
+  if (first > 0) images.push_back(b.input("x2", image_of(s.c - first)));
+  std::vector<Value> before = {images[0], b.input("mean", statistics), b.input("inverse", statistics),
+                               b.input("scale", {DType::f32, {s.c}}), b.input("shift", rows)};
+  std::vector<Value> operands = {b.input("w", {DType::bf16, {s.k, s.taps, s.taps, s.c}}),
+                                 b.input("bias", {DType::f32, {s.k}})};
+  const auto body = std::make_shared<Graph>("body");
+  Builder of(*body);
+  Value x = of.input("0", together ? graph.type(before[0]) : image);
+  if (together) {
+    if (first > 0) x = of.concat({x, of.input("7", image_of(s.c - first))}, 3);
+    x = normalised(of, x, statistics.shape, 3);
+    operands.insert(operands.begin(), before[0]);
+    operands.insert(operands.end(), before.begin() + 1, before.end());
+    operands.insert(operands.end(), images.begin() + 1, images.end());
+  } else {
+    const auto apart = std::make_shared<Graph>("body");
+    Builder of_apart(*apart);
+    if (first > 0) before[0] = b.concat(images, 3);
+    apart->set_output("0", normalised(of_apart, of_apart.input("0", image), statistics.shape, 1));
+    operands.insert(operands.begin(), graph.add(ir::Op::fusion, before, ir::FusionAttrs{ir::Hero::pointwise, apart}));
+  }
+  const Value y = of.conv_fprop(x, of.input("1", graph.type(operands[1])), 1, s.pad);
+  const Value biased = of.add(y, of.broadcast_channels(of.input("2", graph.type(operands[2])), of.shape(y)));
+  body->set_output("0", of.cast(biased, DType::bf16));
+  graph.set_output("y", graph.add(ir::Op::fusion, operands, ir::FusionAttrs{ir::Hero::conv, body}));
+  return graph;
+}
+
+// In shared memory a prologue computes what its own kernel does, the border stays zero, and products are added in the
+// same order.
+TEST(GpuConv, APrologueChangesNoBit) {
+  DIFUSE_NEED_GPU(gpu);
+  if (gpu.spec().architecture != 90) GTEST_SKIP() << "only Hopper's convolution has prologues";
+  struct Row {
+    ConvShapes shapes;
+    int64_t first = 0;  ///< Channels of the first image, where there are two.
+    bool finishes = false;
+  };
+  constexpr Row kRows[] = {
+      {{32, 64, 64, 64, 64, 3, 1}},
+      {{3, 64, 64, 192, 64, 3, 1}, 128},
+      {{33, 32, 32, 128, 128, 3, 1}},
+      {{5, 16, 16, 192, 192, 3, 1}},
+      {{7, 8, 8, 256, 256, 3, 1}},
+      {{13, 14, 14, 96, 40, 3, 1}, 64},
+      {{5, 7, 7, 72, 200, 3, 1}},
+      {{9, 28, 28, 32, 32, 3, 1}},
+      {{7, 9, 5, 136, 64, 3, 1}, 64},
+      {{3, 12, 20, 64, 128, 3, 0}},
+      {{3, 18, 22, 64, 72, 3, 2}},
+      {{3, 7, 9, 200, 72, 1, 0}},
+      {{32, 64, 64, 192, 64, 1, 0}, 64},
+      {{3, 16, 16, 1024, 64, 1, 0}},
+      {{33, 8, 8, 256, 768, 1, 0}},
+      {{32, 8, 8, 256, 256, 3, 1}, 0, true},
+      {{33, 16, 16, 192, 192, 3, 1}, 0, true},
+      {{5, 8, 8, 192, 72, 1, 0}, 64, true},
+  };
+  std::vector<codegen::cuda::CudaPlan> plans;
+  for (const Row& row : kRows) {
+    for (const bool together : {false, true}) {
+      plans.push_back(testing::plan_for(gpu, normalised_conv(row.shapes, together, row.first, row.finishes)));
+    }
+  }
+  testing::compile_together(gpu, plans);
+  for (size_t i = 0; i < std::size(kRows); ++i) {
+    std::vector<std::byte> results[2];
+    for (const bool together : {false, true}) {
+      codegen::cuda::CudaPlan& plan = plans[2 * i + (together ? 1 : 0)];
+      EXPECT_EQ(plan.calls.size() == 1, together);
+      const Graph graph = plan.graph;
+      const auto executor = testing::execute(gpu, std::move(plan));
+      testing::write_random_inputs(*executor, graph);
+      for (int step = 0; step < 3; ++step) executor->run();
+      std::vector<std::byte>& result = results[together ? 1 : 0];
+      result.resize(static_cast<size_t>(graph.type(graph.outputs()[0].value).bytes()));
+      executor->read_output("y", result);
+    }
+    const ConvShapes& s = kRows[i].shapes;
+    EXPECT_EQ(results[0], results[1]) << s.h << "x" << s.w << " " << s.c << " to " << s.k;
   }
 }
 

@@ -23,6 +23,10 @@
 // The gradient of the image is the convolution of the result's gradient with the turned filter: taps in the opposite
 // order, input and output channels exchanged. It reads the filter where it lies: its 64 output channels then run along
 // the rows of a tap in shared memory, and the sum runs down its columns.
+//
+// What is computed of the image before it is multiplied, the prologue, a further role does in shared memory
+// (conv_prologue.cuh): the transformers, one or two warpgroups between the producer and the consumers. A slot of a halo
+// then has a third barrier: `ready`, for the warps that have transformed it.
 #pragma once
 #include "codegen/cuda/device/ptx_sm90.cuh"
 #include "codegen/cuda/device/vector.cuh"
@@ -31,13 +35,20 @@ namespace conv {
 
 /// The result is height x width x outputs; a filter of 1 x 1 may see all pixels of all images as one line: as many
 /// images of one pixel. `is_turned`: the filter lies in memory as [inputs, filter, filter, outputs], its last tap being
-/// the first that is met. `reads_operand`: what follows the convolution does.
+/// the first that is met. `reads_operand`: what follows the convolution does. `has_prologue`: something comes before
+/// it. `first_inputs`: where there are two images, one behind the other in each pixel, the channels of the first, a
+/// multiple of 64. `has_finish`: the transformers make images' statistics, two numbers a channel.
 template <int height_, int width_, int inputs_, int outputs_, int filter_, int pad_, bool is_turned_ = false,
-          bool reads_operand_ = false>
+          bool reads_operand_ = false, bool has_prologue_ = false, int first_inputs_ = inputs_,
+          bool has_finish_ = false>
 struct Problem {
   static constexpr int height = height_, width = width_, inputs = inputs_, outputs = outputs_, filter = filter_;
   static constexpr int pad = pad_, taps = filter * filter, chunks = (inputs + 63) / 64;
   static constexpr bool is_turned = is_turned_, reads_operand = reads_operand_;
+  static constexpr bool has_prologue = has_prologue_;
+  static constexpr bool has_finish = has_finish_;
+  static constexpr int first_inputs = first_inputs_;
+  static_assert(first_inputs == inputs || first_inputs % 64 == 0);
 };
 
 /// `blocks`: of a processor at once. With several, one multiplies while another begins or ends, and the next kernel may
@@ -71,7 +82,10 @@ struct Layout {
   /// Where several consumers have the processor to themselves, the producer is a warpgroup too, whose registers go to
   /// them.
   static constexpr bool shares_registers = Tile::blocks == 1 && consumers > 1;
-  static constexpr int threads = consumers * warpgroup + (shares_registers ? warpgroup : 32);
+  /// Two warpgroups of transformers work on halos in turns, so that one's loads are hidden by the other's arithmetic.
+  static constexpr int transformers = Problem::has_prologue ? (Tile::blocks == 1 ? 2 : 1) : 0;
+  static constexpr int producer_thread = (consumers + transformers) * warpgroup;
+  static constexpr int threads = producer_thread + (shares_registers ? warpgroup : 32);
   static constexpr int pixels = 8 * Tile::rows * Tile::images;  ///< Of a consumer's tile.
   static constexpr int tiles_x = (Problem::width + 7) / 8, tiles_y = (Problem::height + Tile::rows - 1) / Tile::rows;
   static constexpr int output_tiles = (Problem::outputs + 63) / 64;
@@ -85,7 +99,10 @@ struct Layout {
   static constexpr int copies = Problem::chunks + (Problem::reads_operand ? 1 : 0);  ///< Of a tile, to slots of halos.
 
   static constexpr int taps_at = Tile::halo_slots * halo_slot, barriers_at = taps_at + Tile::tap_slots * tap_bytes;
-  static constexpr int bytes = barriers_at + (2 * Tile::halo_slots + 2 * Tile::tap_slots) * 8;
+  static constexpr int halo_barriers = (Problem::has_prologue ? 3 : 2) * Tile::halo_slots;
+  static constexpr int statistics_at = (barriers_at + (halo_barriers + 2 * Tile::tap_slots) * 8 + 15) / 16 * 16;
+  static constexpr int statistics = Problem::has_finish ? 2 * Problem::inputs : 0;  ///< Of an image.
+  static constexpr int bytes = statistics_at + transformers * Tile::images * statistics * 4;
 
   // A consumer gives a halo or a tap back when it has begun with the next one.
   static constexpr int least_halo_slots = is_resident ? consumers + 1 : consumers * (Problem::chunks > 1 ? 2 : 1);
@@ -121,7 +138,11 @@ struct Shared {
   __device__ __forceinline__ unsigned char* tap(int slot) const { return start + L::taps_at + slot * L::tap_bytes; }
   __device__ __forceinline__ Barrier* halo_full(int slot) const { return barriers() + slot; }
   __device__ __forceinline__ Barrier* halo_empty(int slot) const { return barriers() + L::Tile::halo_slots + slot; }
-  __device__ __forceinline__ Barrier* tap_full(int slot) const { return barriers() + 2 * L::Tile::halo_slots + slot; }
+  /// For the consumers.
+  __device__ __forceinline__ Barrier* halo_ready(int slot) const {
+    return barriers() + (L::Problem::has_prologue ? 2 * L::Tile::halo_slots : 0) + slot;
+  }
+  __device__ __forceinline__ Barrier* tap_full(int slot) const { return barriers() + L::halo_barriers + slot; }
   __device__ __forceinline__ Barrier* tap_empty(int slot) const { return tap_full(L::Tile::tap_slots + slot); }
 
   /// By all threads, once.
@@ -129,7 +150,8 @@ struct Shared {
     if (threadIdx.x == 0) {
       for (int i = 0; i < L::Tile::halo_slots; ++i) {
         barrier_init(halo_full(i), 1);
-        barrier_init(halo_empty(i), 4);  // The warps of one consumer.
+        barrier_init(halo_empty(i), 4);                                          // The warps of one consumer.
+        if constexpr (L::Problem::has_prologue) barrier_init(halo_ready(i), 4);  // Of one transformer.
       }
       for (int i = 0; i < L::Tile::tap_slots; ++i) {
         barrier_init(tap_full(i), 1);
@@ -146,29 +168,46 @@ struct Shared {
 
 template <class L>
 __device__ __forceinline__ bool is_producer() {
-  return threadIdx.x >= L::consumers * L::warpgroup;
+  return threadIdx.x >= L::producer_thread;
 }
-/// By all threads of the role: 128 * 40 + 256 * 232 registers are those that 384 threads begin with, 128 * 32 + 384 *
-/// 160 those of 512.
+template <class L>
+__device__ __forceinline__ bool is_transformer() {
+  return threadIdx.x >= L::consumers * L::warpgroup;  // And no producer.
+}
+
+/// By all threads of the producer or of the consumers: 128 * 40 + 256 * 232 registers are those that 384 threads begin
+/// with, 128 * 32 + 384 * 160 those of 512. Of 640, which begin with 96, transformers keep theirs, and 128 * 24 + 256 *
+/// 128 are less than the others'. With fewer than 88 the compiler has a transformer wait for each of its functions.
 template <class L, bool producer>
 __device__ __forceinline__ void share_registers() {
   if constexpr (L::shares_registers) {
     if constexpr (producer) {
-      give_registers<L::consumers == 2 ? 40 : 32>();
+      give_registers<L::Problem::has_prologue ? 24 : L::consumers == 2 ? 40 : 32>();
     } else {
-      take_registers<L::consumers == 2 ? 232 : 160>();
+      take_registers<L::Problem::has_prologue ? 128 : L::consumers == 2 ? 232 : 160>();
     }
   }
+}
+
+/// A copy to a slot of halos: whose, and which of its tile's; the last is the operand where there is one.
+struct Copy {
+  int consumer, number;
+};
+/// Copy `i` of a set of tiles, in the order in which slots are filled.
+template <class L>
+__device__ __forceinline__ Copy copy_of(int i) {
+  if constexpr (L::is_resident) return {quotient<L::copies>(i), remainder_of<L::copies>(i)};
+  return {remainder_of<L::consumers>(i), quotient<L::consumers>(i)};
 }
 
 /// One thread fills the rings, in the order in which the consumers read them.
 template <class L>
 class Producer {
  public:
-  /// `operand`: null where there is none.
+  /// `operand`, and `second`, the other image: null where there is none.
   __device__ __forceinline__ Producer(unsigned char* shared, const TensorMap& image, const TensorMap& filter,
-                                      const TensorMap* operand = nullptr)
-      : shared_{shared}, image_(image), filter_(filter), operand_(operand) {}
+                                      const TensorMap* operand = nullptr, const TensorMap* second = nullptr)
+      : shared_{shared}, image_(image), filter_(filter), operand_(operand), second_(second) {}
 
   __device__ __forceinline__ void produce(int works) {
     bool has_taps = false;
@@ -216,7 +255,9 @@ class Producer {
       tensor_load(shared_.halo(halo_.slot), *operand_, full, at.output, at.x, at.y, at.image);
     } else {
       barrier_arrive_expecting(full, L::halo_bytes);
-      tensor_load(shared_.halo(halo_.slot), image_, full, copy * 64, at.x - L::Problem::pad, at.y - L::Problem::pad,
+      const bool is_first = L::Problem::first_inputs == L::Problem::inputs || copy * 64 < L::Problem::first_inputs;
+      tensor_load(shared_.halo(halo_.slot), is_first ? image_ : *second_, full,
+                  copy * 64 - (is_first ? 0 : L::Problem::first_inputs), at.x - L::Problem::pad, at.y - L::Problem::pad,
                   at.image);
     }
     halo_.advance();
@@ -240,6 +281,7 @@ class Producer {
   const TensorMap& image_;
   const TensorMap& filter_;
   const TensorMap* const operand_;
+  const TensorMap* const second_;
   Place<L::Tile::halo_slots> halo_;
   Place<L::Tile::tap_slots> tap_;
 };
@@ -276,7 +318,7 @@ class Consumer {
     if constexpr (Problem::reads_operand) advance_halo();
     if constexpr (takes_turns) {
       // Another consumer may have the slot next, and can tell its copy only from the one before: that must be complete.
-      if constexpr (Problem::reads_operand) barrier_wait(shared_.halo_full(operand.slot), operand.parity);
+      if constexpr (Problem::reads_operand) barrier_wait(shared_.halo_ready(operand.slot), operand.parity);
       halo_.advance((L::consumers - 1) * L::copies);  // The other consumers'.
       named_barrier_arrive(kTurn + (number_ + 1) % L::consumers, 2 * L::warpgroup);
     }
@@ -287,7 +329,7 @@ class Consumer {
     if constexpr (Problem::reads_operand) {
       arrive(shared_.halo_empty(last_halo_));
       last_halo_ = operand.slot;
-      if constexpr (!takes_turns) barrier_wait(shared_.halo_full(operand.slot), operand.parity);
+      if constexpr (!takes_turns) barrier_wait(shared_.halo_ready(operand.slot), operand.parity);
     }
   }
 
@@ -372,7 +414,7 @@ class Consumer {
   /// The next halo with all taps; `steps` times 16 of its channels.
   template <int steps>
   __device__ __forceinline__ void add_chunk(bool is_first) {
-    barrier_wait(shared_.halo_full(halo_.slot), halo_.parity);
+    barrier_wait(shared_.halo_ready(halo_.slot), halo_.parity);
 #pragma unroll
     for (int tap = 0; tap < Problem::taps; ++tap) {
       barrier_wait(shared_.tap_full(tap_.slot), L::is_resident ? 0 : tap_.parity);

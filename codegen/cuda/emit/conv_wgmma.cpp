@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "codegen/cuda/emit/conv_wgmma/finish.h"
 #include "codegen/cuda/emit/conv_wgmma/problem.h"
 #include "codegen/cuda/emit/conv_wgmma/source.h"
 #include "codegen/cuda/emit/conv_wgmma/sums.h"
@@ -13,12 +14,14 @@
 namespace difuse::codegen::cuda {
 
 bool accepts_conv_wgmma(const KernelSpec& spec) {
-  const auto conv = halo_conv(spec);
+  const FinishedSpec finished(spec);
+  const auto conv = halo_conv(finished.spec());
   return conv && !candidates(*conv, spec.device).empty();
 }
 
 std::vector<TileChoice> conv_wgmma_choices(const KernelSpec& spec) {
-  const HaloConv conv = *halo_conv(spec);
+  const FinishedSpec finished(spec);
+  const HaloConv conv = *halo_conv(finished.spec());
   const std::vector<HaloTile> tiles = candidates(conv, spec.device);
   TileChoice choice;
   choice.problem = problem_text(spec, geometry(conv)), choice.batch = conv.batch;
@@ -30,7 +33,9 @@ std::vector<TileChoice> conv_wgmma_choices(const KernelSpec& spec) {
   return {choice};
 }
 
-void emit_conv_wgmma(const KernelSpec& spec, Emission& emission) {
+void emit_conv_wgmma(const KernelSpec& given, Emission& emission) {
+  const FinishedSpec finished(given);
+  const KernelSpec& spec = finished.spec();
   const HaloConv conv = *halo_conv(spec);
   const KernelSpec strips = with_strip_sums(spec, conv, emission);
   KernelDraft draft = halo_conv_kernel(strips, conv, candidates(conv, spec.device).at(spec.tile(0)));

@@ -10,11 +10,12 @@
 
 namespace difuse::codegen::cuda {
 
-/// Statements with which a block of `$threads` threads makes one image's results of a group_finish, the image's number
-/// being the variable `this_image`: mean and rstd of channel c into results[0][c] and results[1][c]. `pointers` are
-/// those of the node's operands.
+/// Statements with which `$threads` threads, of which this is number `thread`, make one image's results of a
+/// group_finish, the image's number being the variable `this_image`: mean and rstd of channel c into results[0][c] and
+/// results[1][c]. `pointers` are those of the node's operands.
 std::string group_finish_statements(const ir::Graph& body, int node, const std::vector<std::string>& pointers,
-                                    const std::array<std::string, 2>& results);
+                                    const std::array<std::string, 2>& results,
+                                    const std::string& thread = "static_cast<int>(threadIdx.x)");
 
 /// Likewise, of a body that reads its rows again (reduction::accepts_rows), the rows of one image, of which there are
 /// `groups`. Operands are the pointers p0, p1, ..., results y0, y1, ...

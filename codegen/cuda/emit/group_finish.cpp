@@ -153,7 +153,7 @@ $finish}
 }
 
 std::string group_finish_statements(const Graph& body, int node, const std::vector<std::string>& pointers,
-                                    const std::array<std::string, 2>& results) {
+                                    const std::array<std::string, 2>& results, const std::string& thread) {
   const Finish finish(body, body.node(node));
   std::string stores;
   for (size_t r = 0; r < results.size(); ++r) {
@@ -162,13 +162,15 @@ std::string group_finish_statements(const Graph& body, int node, const std::vect
   return filled(R"({
   const index_t n = this_image;
   for (int begin = 0; begin < $groups; begin += $threads / $sharers) {
-    const int own = begin + static_cast<int>(threadIdx.x) / $sharers;
+    const int own = begin + $thread / $sharers;
     const bool inside = own < $groups;
     const int first = (inside ? own : $groups - 1) * $width;
 $finish  }
 }
 )",
                 {{"groups", cuda::text(finish.groups())},
+                 {"thread", thread},
+                 {"threads", "$threads"},
                  {"sharers", cuda::text(finish.sharers())},
                  {"width", cuda::text(finish.width())},
                  {"finish", indented(finish.text(pointers, stores), 4)}});

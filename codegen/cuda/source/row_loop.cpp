@@ -90,16 +90,11 @@ std::vector<bool> repeated_values(const ir::Graph& body, const ir::Shape& shape,
 
 }  // namespace
 
-std::string hoist(BodyCode& code, const ir::Graph& body, const Index& index, const ir::Shape& shape, size_t begin,
-                  size_t end, int lanes) {
+Hoisted hoist(BodyCode& code, const ir::Graph& body, const Index& index, const ir::Shape& shape, size_t begin,
+              size_t end, int lanes) {
   const std::vector<bool> repeated = repeated_values(body, shape, begin, end), live = body.live();
   const auto users = body.users();
-  struct Kept {
-    Value value;
-    std::string expression;
-    Lanes lanes;
-  };
-  std::vector<Kept> kept;
+  Hoisted made;
   std::string runs, lane;
   for (int id = 0; id < body.size(); ++id) {
     if (!repeated[static_cast<size_t>(id)] || !live[static_cast<size_t>(id)]) continue;
@@ -113,21 +108,23 @@ std::string hoist(BodyCode& code, const ir::Graph& body, const Index& index, con
     const Value v{id, 0};
     const std::string x = code.value(v, index);
     if (code.is_shared(v, index)) {
-      kept.push_back({v, x, Lanes::none});
+      made.kept.push_back({v, x, ""});
       continue;
     }
     const std::string name = fmt::format("repeated{}", id);
     runs += fmt::format("Run<{}, {}> {};\n", register_type(body.type(v).dtype), lanes, name);
     lane += fmt::format("{}[l] = {};\n", name, x);
-    kept.push_back({v, name + "[l]", Lanes::any});
+    made.kept.push_back({v, name + "[l]", name});
   }
-  std::string text = code.take_before() + runs;
+  made.text = code.take_before() + runs;
   if (!lane.empty()) {
-    text += fmt::format("#pragma unroll\nfor (int l = 0; l < {}; ++l) {{\n{}}}\n", lanes,
-                        indented(code.take_lane_loop() + lane, 2));
+    made.text += fmt::format("#pragma unroll\nfor (int l = 0; l < {}; ++l) {{\n{}}}\n", lanes,
+                             indented(code.take_lane_loop() + lane, 2));
   }
-  for (const Kept& one : kept) code.bind(one.value, one.expression, one.lanes);
-  return text;
+  for (const Hoisted::Kept& one : made.kept) {
+    code.bind(one.value, one.expression, one.variable.empty() ? Lanes::none : Lanes::any);
+  }
+  return made;
 }
 
 int64_t block_columns(int64_t runs, int64_t least, const KernelSpec& spec) {
@@ -161,7 +158,7 @@ RowCode row_code(const RowLoop& loop, const KernelSpec& spec, const std::vector<
     return all;
   };
   RowCode made;
-  made.hoisted = hoist(code, body, code.at(coords("0")), loop.shape, loop.begin, loop.end, loop.lanes);
+  made.hoisted = hoist(code, body, code.at(coords("0")), loop.shape, loop.begin, loop.end, loop.lanes).text;
   int next_row = 0;
   const auto add_loop = [&](int at_once) {
     BodyCode scope = code;  // What one loop defines, the other does not see.

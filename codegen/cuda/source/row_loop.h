@@ -33,11 +33,21 @@ WholeTensors whole_tensors(const ir::Graph& body, const ir::Shape& shape);
 
 /// Coordinates of a row-major offset `linear` inside `extents`; the outermost extent is not written.
 std::vector<Term> split(const std::string& linear, std::span<const int64_t> extents, Lanes lanes);
+/// What rows have in common, as statements, and which values it is.
+struct Hoisted {
+  struct Kept {
+    ir::Value value;
+    std::string expression;  ///< Of lane l, unless all lanes share it; it names a variable, a Run of all lanes.
+    std::string variable;    ///< Empty where all lanes share the expression.
+  };
+  std::string text;
+  std::vector<Kept> kept;
+};
 /// Statements that compute, before a loop over the dimensions of `shape` from `begin` up to `end`, what those have in
 /// common: operands that a broadcast repeats along them, and what is computed of those alone. `code` then knows these
 /// values. `index` is that of any row.
-std::string hoist(BodyCode& code, const ir::Graph& body, const Index& index, const ir::Shape& shape, size_t begin,
-                  size_t end, int lanes);
+Hoisted hoist(BodyCode& code, const ir::Graph& body, const Index& index, const ir::Shape& shape, size_t begin,
+              size_t end, int lanes);
 /// Neighbouring runs of one block, of `runs` in all: at least `least`, a power of two, where there are so many, with
 /// little left over. With a preamble, whose threads are whole warps, it is a power of two.
 int64_t block_columns(int64_t runs, int64_t least, const KernelSpec& spec);

@@ -8,6 +8,7 @@
 #include <memory>
 #include <set>
 
+#include "codegen/cuda/emit/conv_wgmma/finish.h"
 #include "codegen/cuda/emit/conv_wgmma/problem.h"
 #include "codegen/cuda/emit/conv_wgmma/source.h"
 #include "codegen/cuda/emit/conv_wgmma/tiles.h"
@@ -15,6 +16,7 @@
 #include "codegen/jit/nvrtc.h"
 #include "ir/builder.h"
 #include "ir/op.h"
+#include "ir/strips.h"
 #include "passes/memory_plan.h"
 #include "tests/codegen/cuda/body_run.h"
 
@@ -35,17 +37,55 @@ struct Shapes {
 };
 
 enum class After : uint8_t { nothing, bias, time, residual, all };
+/// What is done with the image before it is multiplied: a normalise and a SiLU, or less.
+enum class Before : uint8_t { nothing, scale, normalise, finish };
 
-Graph conv(const Shapes& s, After after = After::nothing) {
+/// The operands' inputs are numbered from `inputs` on; `stored` are results too.
+Value prologue(Builder& b, Value image, Before before, int& inputs, std::vector<Value>& stored) {
+  const Shape shape = b.shape(image);
+  const auto input = [&](DType dtype, const Shape& of) { return b.input(std::to_string(inputs++), {dtype, of}); };
+  if (before == Before::nothing) return image;
+  Value x = b.cast(image, DType::f32);
+  if (before == Before::scale) {  // Of the channel alone, in bf16; a zero does not stay one.
+    const Value by = b.cast(b.broadcast_channels(input(DType::bf16, {shape[3]}), shape), DType::f32);
+    return b.cast(b.add(b.sigmoid(x), by), DType::bf16);
+  }
+  const Shape rows = {shape[0], shape[3]};
+  Value mean, rstd;
+  if (before == Before::finish) {  // Of the strips' statistics, which others read too.
+    const Shape parts = {shape[0], ir::Strips{shape[1], shape[2]}.count(), shape[3]};
+    const Value strip_mean = input(DType::f32, parts), strip_m2 = input(DType::f32, parts);
+    const auto made = b.group_finish({{strip_mean, strip_m2}}, {4, 0.5, shape[1], shape[2]});
+    mean = made.mean, rstd = made.rstd;
+    stored = {mean, rstd};
+  } else {
+    mean = input(DType::f32, rows), rstd = input(DType::f32, rows);
+  }
+  x = b.sub(x, b.broadcast_image_channels(mean, shape));
+  x = b.mul(x, b.broadcast_image_channels(rstd, shape));
+  const Value scale = b.add(b.broadcast_channels(input(DType::f32, {shape[3]}), rows), input(DType::f32, rows));
+  x = b.add(b.mul(x, b.broadcast_image_channels(scale, shape)),
+            b.broadcast_channels(input(DType::f32, {shape[3]}), shape));
+  return b.cast(b.silu(x), DType::bf16);
+}
+
+/// `first`: channels of the first image where there are two.
+Graph conv(const Shapes& s, After after = After::nothing, Before before = Before::nothing, int64_t first = 0) {
   Graph body("body");
   Builder b(body);
-  const Value image = b.input("0", {DType::bf16, {s.n, s.h, s.w, s.c}});
+  int inputs = 2;
+  Value image = b.input("0", {DType::bf16, {s.n, s.h, s.w, first > 0 ? first : s.c}});
+  if (first > 0) {
+    const Value more = b.input(std::to_string(inputs++), {DType::bf16, {s.n, s.h, s.w, s.c - first}});
+    image = b.concat({image, more}, 3);
+  }
+  std::vector<Value> stored;
+  image = prologue(b, image, before, inputs, stored);
   const int64_t border = s.taps - 1 - s.pad;
   Value x = s.is_turned ? b.conv_dgrad(image, b.input("1", {DType::bf16, {s.c, s.taps, s.taps, s.k}}),
                                        {1, border, s.h + s.taps - 1 - 2 * border, s.w + s.taps - 1 - 2 * border})
                         : b.conv_fprop(image, b.input("1", {DType::bf16, {s.k, s.taps, s.taps, s.c}}), 1, s.pad);
   const Shape shape = b.shape(x);
-  int inputs = 2;
   const auto input = [&](const Type& type) { return b.input(std::to_string(inputs++), type); };
   const bool all = after == After::all;
   if (all || after == After::bias) x = b.add(x, b.broadcast_channels(input({DType::f32, {s.k}}), shape));
@@ -54,6 +94,7 @@ Graph conv(const Shapes& s, After after = After::nothing) {
   if (all || after == After::residual) x = b.add(b.cast(input({DType::bf16, shape}), DType::f32), x);
   if (all) x = b.silu(x);
   body.set_output("0", b.cast(x, DType::bf16));
+  for (size_t i = 0; i < stored.size(); ++i) body.set_output(std::to_string(i + 1), stored[i]);
   return body;
 }
 
@@ -110,6 +151,24 @@ std::vector<Case> cases() {
       {"turned_no_border", conv({2, 7, 9, 40, 64, 3, 0, true}, After::bias)},
       {"turned_pointwise", conv({3, 5, 7, 136, 72, 1, 0, true}, After::bias)},
       {"sum_before_rounding", conv_and_its_sum()},
+      // What is computed of the image first, in images of one tile, several to a tile, and parts of tiles; the border
+      // stays zero.
+      {"prologue", conv({2, 18, 12, 64, 64}, After::bias, Before::normalise)},
+      {"prologue_odd_channels", conv({3, 14, 9, 72, 40}, After::all, Before::normalise)},
+      {"prologue_small_images", conv({5, 7, 7, 136, 72}, After::time, Before::normalise)},
+      {"prologue_border", conv({1, 9, 6, 40, 64, 3, 2}, After::nothing, Before::scale)},
+      {"prologue_no_border", conv({2, 12, 11, 40, 64, 3, 0}, After::residual, Before::scale)},
+      {"prologue_ring", conv({2, 8, 16, 256, 64}, After::residual, Before::normalise)},
+      {"prologue_pointwise", conv({3, 5, 7, 72, 136, 1, 0}, After::all, Before::normalise)},
+      {"prologue_turned", conv({2, 18, 9, 72, 40, 3, 1, true}, After::residual, Before::normalise)},
+      // Of few strips, with their statistics made by each block.
+      {"prologue_finish", conv({5, 7, 7, 136, 72}, After::time, Before::finish)},
+      {"prologue_finish_resident", conv({3, 14, 9, 72, 72}, After::residual, Before::finish), {.unwanted = {1}}},
+      {"prologue_finish_pointwise", conv({3, 16, 16, 72, 136, 1, 0}, After::bias, Before::finish)},
+      // Two images, one behind the other.
+      {"concat", conv({2, 9, 12, 136, 64}, After::residual, Before::nothing, 64)},
+      {"concat_pointwise", conv({2, 9, 12, 192, 72, 1, 0}, After::bias, Before::nothing, 128)},
+      {"concat_prologue", conv({3, 7, 9, 136, 64}, After::all, Before::normalise, 128)},
       {"residual_in_place", conv({2, 9, 8, 64, 64}, After::residual), {.in_place = {{0, 2}}}},
       {"aligned_16", conv({1, 8, 8, 24, 24}, After::residual), {.alignment = 16}},
   };
@@ -161,6 +220,14 @@ std::vector<Graph> tiled() {
           conv({5, 7, 7, 64, 64}, After::time), conv({2, 9, 20, 192, 72, 1, 0}, After::all),
           conv({3, 7, 7, 136, 72, 3, 1, true}, After::residual)};
 }
+/// Likewise with a prologue, which leaves room for fewer consumers.
+std::vector<Graph> tiled_with_prologue() {
+  return {conv({2, 18, 9, 64, 64}, After::residual, Before::normalise),
+          conv({2, 16, 16, 136, 72}, After::bias, Before::scale),
+          conv({5, 7, 7, 64, 64}, After::time, Before::normalise),
+          conv({5, 7, 7, 72, 72}, After::nothing, Before::finish),
+          conv({2, 9, 20, 192, 72, 1, 0}, After::all, Before::normalise)};
+}
 
 /// Runs the body with the candidates that `takes` of its choice, and expects what the first one gives.
 void expect_same_bits(const Graph& body, std::set<std::string>& seen,
@@ -189,9 +256,21 @@ TEST(ConvWgmmaTiles, NoneChangesABit) {
   EXPECT_GT(seen.size(), 9u);
 }
 
+TEST(ConvWgmmaTiles, NoneChangesABitOfAPrologue) {
+  std::set<std::string> seen;
+  for (const Graph& body : tiled_with_prologue()) {
+    std::set<std::string> teams;  // Each number of consumers and of blocks once for each body.
+    expect_same_bits(body, seen, [&](const std::string& tile) {
+      return teams.insert(tile.substr(tile.find(" consumers") - 1, 1) + tile.substr(tile.find(" blocks") - 1)).second;
+    });
+  }
+  EXPECT_GT(seen.size(), 7u);
+}
+
 TEST(SlowConvWgmmaTiles, NoneOfAllChangesABit) {
   std::set<std::string> seen;
   for (const Graph& body : tiled()) expect_same_bits(body, seen, [](const std::string&) { return true; });
+  for (const Graph& body : tiled_with_prologue()) expect_same_bits(body, seen, [](const std::string&) { return true; });
   EXPECT_GT(seen.size(), 60);
 }
 
@@ -243,6 +322,15 @@ TEST(SlowConvWgmmaTiles, AllCompileWithoutSpills) {
   for (const Graph& body : bodies) expect_compile(body, 1000);
 }
 
+TEST(SlowConvWgmmaTiles, AllWithAPrologueCompileWithoutSpills) {
+  std::vector<Graph> bodies = tiled_with_prologue();
+  for (const auto& [h, c] : {std::pair(64, 64), {32, 128}, {8, 256}}) {
+    bodies.push_back(conv({2, h, h, c, c}, After::all, Before::normalise));
+  }
+  bodies.push_back(conv({2, 16, 16, 192, 576, 1, 0}, After::bias, Before::normalise));
+  for (const Graph& body : bodies) expect_compile(body, 1000);
+}
+
 // One block computes all tiles, with the fewest slots that its kind may have: what the ring holds is given back in
 // time, the operand too, and is not mistaken for that of the round before.
 TEST(ConvWgmma, ABlockGoesOnThroughATightRing) {
@@ -250,6 +338,7 @@ TEST(ConvWgmma, ABlockGoesOnThroughATightRing) {
     Shapes shapes;
     After after;
     HaloTile tile;
+    Before before = Before::nothing;
   };
   constexpr Row kRows[] = {
       {{3, 40, 20, 64, 64}, After::residual, {16, 1, 3, 9, 1, 2}},  // Taps resident.
@@ -260,12 +349,17 @@ TEST(ConvWgmma, ABlockGoesOnThroughATightRing) {
        {16, 1, 6, 6, 1, 2}},                                        // An operand whose slot another one has next.
       {{3, 18, 20, 64, 136}, After::residual, {8, 1, 2, 4, 1, 2}},  // A ring, of one chunk.
       {{5, 7, 7, 136, 72}, After::residual, {8, 2, 2, 3, 1, 1}},    // Of several.
+      // Transformers in turns, of sets of tiles with an even and an odd number of copies.
+      {{3, 40, 20, 64, 64}, After::residual, {16, 1, 4, 9, 1, 2}, Before::normalise},
+      {{5, 7, 7, 136, 72}, After::nothing, {8, 2, 2, 3, 1, 1}, Before::scale},
+      {{5, 7, 7, 72, 64}, After::residual, {8, 1, 4, 18, 1, 2}, Before::finish},
   };
   for (const Row& row : kRows) {
-    const Graph body = conv(row.shapes, row.after);
+    const Graph body = conv(row.shapes, row.after, row.before);
     const Placed placed = place(body, {}, h100());
+    const FinishedSpec finished(placed.spec);
     Recorder recorder;
-    recorder.launch(halo_conv_kernel(placed.spec, *halo_conv(placed.spec), row.tile));
+    recorder.launch(halo_conv_kernel(finished.spec(), *halo_conv(finished.spec()), row.tile));
     recorder.drafts.front().grid.x = 1;
     const ir::TensorMap inputs = random_inputs(body, false);
     expect_reference(body, inputs, run_drafts(placed, recorder, inputs, "sm_90a"), false);
@@ -381,6 +475,45 @@ TEST(ConvWgmma, LeavesTheRestToOthers) {
     const Value y = b.reverse(b.input("2", image), 2);
     b.graph().set_output("0", b.cast(b.add(x, b.cast(y, DType::f32)), DType::bf16));
   })));
+}
+
+// A prologue is elementwise, of one image, which nobody else reads, and of few operands that all its pixels share.
+TEST(ConvWgmma, LeavesOtherPrologues) {
+  const Type image{DType::bf16, {2, 8, 8, 64}}, filter{DType::bf16, {64, 3, 3, 64}};
+  const auto accepts = [&](const std::function<Value(Builder&, Value x)>& before, bool also_stored = false) {
+    Graph body("body");
+    Builder b(body);
+    const Value x = b.input("0", image), w = b.input("1", filter), made = before(b, x);
+    body.set_output("0", b.cast(b.conv_fprop(made, w, 1, 1), DType::bf16));
+    if (also_stored) body.set_output("1", made);
+    return accepts_conv_wgmma(place(body, {}, h100()).spec);
+  };
+  const auto silu = [](Builder& b, Value x) { return b.cast(b.silu(b.cast(x, DType::f32)), DType::bf16); };
+  EXPECT_TRUE(accepts(silu));
+  EXPECT_FALSE(accepts(silu, true));
+  EXPECT_FALSE(accepts([](Builder& b, Value x) { return b.reverse(x, 2); }));
+  // By something else of the image's size, in f32, in bf16; of a pixel.
+  const auto by = [&](const std::function<Value(Builder&)>& factor) {
+    return [&, factor](Builder& b, Value x) {
+      return b.cast(b.mul(b.cast(x, DType::f32), b.cast(factor(b), DType::f32)), DType::bf16);
+    };
+  };
+  EXPECT_FALSE(accepts(by([&](Builder& b) { return b.input("2", {DType::f32, image.shape}); })));
+  EXPECT_FALSE(accepts(by([&](Builder& b) { return b.input("2", image); })));
+  EXPECT_FALSE(accepts(by([&](Builder& b) {
+    return b.broadcast(b.input("2", {DType::f32, {8, 8}}), image.shape, {1, 2});
+  })));
+  const auto scaled = [&](int operands) {
+    return [&, operands](Builder& b, Value x) {
+      Value y = b.cast(x, DType::f32);
+      for (int i = 0; i < operands; ++i) {
+        y = b.mul(y, b.broadcast_channels(b.input(std::to_string(2 + i), {DType::f32, {64}}), image.shape));
+      }
+      return b.cast(y, DType::bf16);
+    };
+  };
+  EXPECT_TRUE(accepts(scaled(4)));
+  EXPECT_FALSE(accepts(scaled(5)));  // More than registers hold.
 }
 
 TEST(ConvWgmma, IsChosenOnHopperAlone) {

@@ -198,6 +198,30 @@ std::string failure_of(const CudaSource& source, int64_t blocks, std::vector<flo
   return {};
 }
 
+// A named barrier of a whole warpgroup orders its threads, and nobody else.
+TEST(EmulatedHopper, FindsRacesWhereNoBarrierOfTheWarpgroupIs) {
+  const auto races = [](const std::string& between, const std::string& read) {
+    std::vector<float> x(256);
+    const std::vector<uint64_t> arguments = {EmulatedKernel::argument(x.data())};
+    const CudaSource source = source_of(
+        "extern \"C\" __global__ void under_test(float* x) {\n  __shared__ float s[256];\n  const int t = "
+        "threadIdx.x;\n"
+        "  s[t] = x[t];\n  " +
+        between + "\n  x[t] = s[" + read + "];\n  " + between + "\n  s[t] = 0.0f;\n}\n");
+    try {
+      EmulatedKernel::build(source, {.find_races = true}).launch({1, 1, 1}, 256, 0, arguments);
+    } catch (const Error& error) {
+      return std::string(error.what()).find("a race: ") != std::string::npos;
+    }
+    return false;
+  };
+  const std::string own = "named_barrier_sync(1 + t / 128, 128);", inside = "t / 128 * 128 + (t + 40) % 128";
+  EXPECT_FALSE(races(own, inside));
+  EXPECT_TRUE(races(own, "(t + 40) % 256"));
+  EXPECT_TRUE(races("", inside));
+  EXPECT_TRUE(races("named_barrier_sync(1 + t / 64, 64);", inside));
+}
+
 TEST(EmulatedHopper, BlocksOfAClusterReachEachOther) {
   const CudaSource source = pairs(R"(
   own[0] = -1.0f;

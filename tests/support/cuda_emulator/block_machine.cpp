@@ -181,7 +181,7 @@ void BlockMachine::start_threads() {
     thread.waits_for = nullptr;
     thread.copies.clear();
     thread.groups = 0;
-    thread.warp_barriers = 0;
+    thread.group_barriers = thread.warp_barriers = 0;
     wake(backwards_ ? count - 1 - i : i);
   }
 }
@@ -240,7 +240,12 @@ void BlockMachine::named_barrier(int id, int threads, bool waits) {
                            running_, id, threads);
     stop();
   }
+  constexpr size_t kGroup = 128;
+  const bool is_group =
+      barrier.waiting.size() == kGroup && threads == static_cast<int>(kGroup) &&
+      std::ranges::all_of(barrier.waiting, [&](unsigned t) { return t / kGroup == running_ / kGroup; });
   for (const unsigned thread : barrier.waiting) {
+    if (is_group) ++threads_[thread].group_barriers;
     threads_[thread].waits_for = nullptr;
     if (thread != running_) wake(thread);
   }
@@ -458,7 +463,8 @@ void BlockMachine::access(const void* pointer, unsigned bytes, bool is_write) {
   if (is_own || (at >= own && at < own + sizeof(emulator::Machine))) return;
   const auto block = static_cast<int>((block_index.z * grid_size.y + block_index.y) * grid_size.x + block_index.x);
   failure_ = races_->access(pointer, bytes, is_write,
-                            {block, static_cast<int>(running_), block_barriers_, threads_[running_].warp_barriers});
+                            {block, static_cast<int>(running_), block_barriers_, threads_[running_].group_barriers,
+                             threads_[running_].warp_barriers});
   if (failure_.empty()) return;
   failure_.insert(0, fmt::format("{}, thread {}: ", place(), running_));
   stop();

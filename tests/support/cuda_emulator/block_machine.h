@@ -72,10 +72,10 @@ class BlockMachine final : public emulator::Machine {
     emulator::Collective collective{};
     unsigned mask = 0;
     bool ended = false;
-    const char* waits_for = nullptr;  ///< Besides a collective.
-    std::vector<Copy> copies;         ///< Not done yet.
-    int groups = 0;                   ///< Committed ones.
-    int warp_barriers = 0;            ///< That it has passed.
+    const char* waits_for = nullptr;            ///< Besides a collective.
+    std::vector<Copy> copies;                   ///< Not done yet.
+    int groups = 0;                             ///< Committed ones.
+    int group_barriers = 0, warp_barriers = 0;  ///< That it has passed.
   };
   /// Lanes of a warp that wait for the others of their mask.
   struct Meeting {

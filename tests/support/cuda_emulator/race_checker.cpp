@@ -9,6 +9,7 @@ namespace {
 bool is_ordered(const Accessor& before, const Accessor& now) {
   if (before.block != now.block) return false;
   if (before.thread == now.thread || before.block_barriers != now.block_barriers) return true;
+  if (before.group() == now.group() && before.group_barriers != now.group_barriers) return true;
   return before.warp() == now.warp() && before.warp_barriers != now.warp_barriers;
 }
 
@@ -50,8 +51,12 @@ void RaceChecker::note_read(Readers& readers, const Accessor& accessor) {
   Accessor& last = readers.last;
   if (last.block != accessor.block) {
     readers.several_blocks |= last.block >= 0;
-    readers.several_warps = readers.several_threads = false;
+    readers.several_groups = readers.several_warps = readers.several_threads = false;
   } else if (last.block_barriers != accessor.block_barriers) {
+    readers.several_groups = readers.several_warps = readers.several_threads = false;
+  } else if (last.group() != accessor.group()) {
+    readers.several_groups = true;
+  } else if (last.group_barriers != accessor.group_barriers) {
     readers.several_warps = readers.several_threads = false;
   } else if (last.warp() != accessor.warp()) {
     readers.several_warps = true;
@@ -79,13 +84,16 @@ std::string RaceChecker::access(const void* pointer, unsigned bytes, bool is_wri
     const Accessor& last = readers.last;
     bool ordered = last.block < 0 || (is_ordered(last, accessor) && !readers.several_blocks);
     if (ordered && last.block_barriers == accessor.block_barriers && last.block >= 0) {
-      if (readers.several_warps) ordered = false;
-      if (readers.several_threads && last.warp_barriers == accessor.warp_barriers) ordered = false;
+      const bool same_group = last.group_barriers == accessor.group_barriers;
+      if (readers.several_groups || (readers.several_warps && same_group)) ordered = false;
+      if (readers.several_threads && same_group && last.warp_barriers == accessor.warp_barriers) ordered = false;
     }
     if (!ordered) {
       return fmt::format(
           "a race: writes what {}{} read, and nothing orders them", text(last),
-          readers.several_blocks || readers.several_warps || readers.several_threads ? " or another" : "");
+          readers.several_blocks || readers.several_groups || readers.several_warps || readers.several_threads
+              ? " or another"
+              : "");
     }
     at.writer = accessor;
     at.readers = {};

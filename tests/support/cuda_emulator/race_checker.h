@@ -1,7 +1,8 @@
 // Finds accesses of the threads of a launch that nothing orders, of which one writes.
 //
 // Two threads of a block are ordered by a __syncthreads between their accesses, two of a warp also by a __syncwarp that
-// both take part in; threads of different blocks by nothing. Shuffles, votes and products order no memory.
+// both take part in, two of a warpgroup by a named barrier that all of it and nobody else waits at; threads of
+// different blocks by nothing. Shuffles, votes and products order no memory.
 #pragma once
 
 #include <array>
@@ -17,9 +18,10 @@ namespace difuse::testing {
 struct Accessor {
   int block = -1;   ///< Nobody.
   int thread = -1;  ///< Of the block.
-  int block_barriers = 0, warp_barriers = 0;
+  int block_barriers = 0, group_barriers = 0, warp_barriers = 0;
 
   int warp() const { return thread / 32; }
+  int group() const { return thread / 128; }
 };
 
 class RaceChecker {
@@ -34,7 +36,7 @@ class RaceChecker {
  private:
   struct Readers {
     Accessor last;
-    bool several_blocks = false, several_warps = false, several_threads = false;
+    bool several_blocks = false, several_groups = false, several_warps = false, several_threads = false;
   };
   struct Byte {
     Accessor writer;

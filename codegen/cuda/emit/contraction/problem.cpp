@@ -132,7 +132,7 @@ void set_splits(GemmProblem& p, const ir::DeviceSpec& device) {
 
 }  // namespace
 
-ir::Value find_contraction(const ir::Graph& body) {
+ir::Value only_contraction(const ir::Graph& body) {
   const std::vector<bool> live = body.live();
   ir::Value found;
   for (int id = 0; id < body.size(); ++id) {
@@ -140,6 +140,11 @@ ir::Value find_contraction(const ir::Graph& body) {
     if (found.valid() || !is_contraction(body.node(id).op)) return {};
     found = {id, 0};
   }
+  return found;
+}
+
+ir::Value find_contraction(const ir::Graph& body) {
+  const ir::Value found = only_contraction(body);
   if (!found.valid()) return {};
   for (ir::Value v : body.node(found).operands) {
     if (body.node(v).op == Op::round_tf32) v = body.node(v).operands[0];

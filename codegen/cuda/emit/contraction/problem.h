@@ -54,6 +54,8 @@ struct GemmProblem {
   int64_t chunk() const { return 128 / element_bytes(); }
 };
 
+/// The body's one contraction, whatever its operands are; an invalid value where there is none, or more than one.
+ir::Value only_contraction(const ir::Graph& body);
 /// The body's one contraction; an invalid value where there is none, or more than one, or something before it but
 /// round_tf32.
 ir::Value find_contraction(const ir::Graph& body);

@@ -8,6 +8,7 @@
 #include "codegen/cuda/emit/contraction/problem.h"
 #include "codegen/cuda/emit/epilogue.h"
 #include "codegen/cuda/emit/halo.h"
+#include "codegen/cuda/emit/prologue.h"
 #include "codegen/node_body.h"
 #include "ir/op.h"
 
@@ -21,10 +22,15 @@ namespace {
 /// Finds the residual. False where an operand is too large to be read element by element.
 bool fits_operands(const KernelSpec& spec, HaloConv& c) {
   const ir::Type result{DType::bf16, spec.body.type(c.value).shape};
+  std::vector<int> before;
+  if (c.has_prologue()) before = prologue_inputs(spec.body, spec.body.node(c.value).operands[0]);
   for (size_t i = 0; i < spec.operands.size(); ++i) {
     const auto input = static_cast<int>(i);
     const ir::Value v = spec.body.find_input(std::to_string(i));
-    if (!v.valid() || input == c.image || input == c.filter) continue;
+    const bool is_made = spec.preamble != nullptr && i >= spec.preamble->first_operand;
+    if (is_made && v.valid() && std::ranges::count(before, input) == 0) return false;  // Only transformers have it.
+    if (!v.valid() || input == c.filter || std::ranges::count(c.image.inputs, input) > 0) continue;
+    if (std::ranges::count(before, input) > 0) continue;
     const ir::Type& type = spec.body.type(v);
     if (type.elements() <= c.batch * c.outputs) continue;
     if (c.residual >= 0 || type != result || spec.alignment[i] < kEngineAlignment) return false;
@@ -35,12 +41,12 @@ bool fits_operands(const KernelSpec& spec, HaloConv& c) {
 
 /// Whether nothing that is computed from the convolution's value depends on the image or on the place in it: in a line
 /// of pixels it would take divisions to know them.
-bool depends_on_channels_alone(const ir::Graph& body, ir::Value conv) {
+bool depends_on_channels_alone(const ir::Graph& body, const HaloConv& c) {
   const std::vector<bool> live = body.live();
   for (int id = 0; id < body.size(); ++id) {
     const ir::Node& node = body.node(id);
     const bool plain = ir::has_trait(node, ir::Trait(ir::kElementwise | ir::kLeaf));
-    if (!live[static_cast<size_t>(id)] || id == conv.node || plain) continue;
+    if (!live[static_cast<size_t>(id)] || id == c.value.node || id == c.image.value.node || plain) continue;
     if (node.op != Op::broadcast) return false;
     const auto& dims = node.as<ir::BroadcastAttrs>().dims;
     if (!dims.empty() && dims != std::vector<int64_t>{3}) return false;
@@ -48,12 +54,18 @@ bool depends_on_channels_alone(const ir::Graph& body, ir::Value conv) {
   return true;
 }
 
-/// Whether the convolution alone reads its operands: they are passed as tensor maps.
-bool has_operands_alone(const ir::Graph& body, ir::Value conv) {
+/// Whether the convolution alone reads its operands, or its prologue: they are passed as tensor maps.
+bool finds_operands(const ir::Graph& body, HaloConv& c) {
   const auto users = body.users();
-  return std::ranges::all_of(body.node(conv).operands, [&](ir::Value v) {
-    return users[static_cast<size_t>(v.node)] == std::vector<int>{conv.node};
-  });
+  const ir::Value image = body.node(c.value).operands[0], filter = body.node(c.value).operands[1];
+  const auto is_read_alone = [&](ir::Value v) {
+    return body.node(v).op == Op::input && users[static_cast<size_t>(v.node)] == std::vector<int>{c.value.node};
+  };
+  const auto found = image_operand(body, c.value, image);
+  if (!is_read_alone(filter) || !found) return false;
+  c.filter = input_number(body.node(filter)), c.image = *found;
+  c.first_inputs = body.type(body.find_input(std::to_string(c.image.inputs[0]))).shape[3];
+  return true;
 }
 
 /// The residual is read at the element that is computed, and nowhere else.
@@ -98,7 +110,7 @@ bool finds_results(const KernelSpec& spec, HaloConv& c) {
 std::optional<HaloConv> halo_conv(const KernelSpec& spec) {
   const ir::Graph& body = spec.body;
   HaloConv c;
-  c.value = find_contraction(body);
+  c.value = only_contraction(body);
   if (spec.device.architecture != 90 || !c.value.valid()) return {};
   c.is_turned = body.node(c.value).op == Op::conv_dgrad;
   if (!c.is_turned && body.node(c.value).op != Op::conv_fprop) return {};
@@ -109,24 +121,28 @@ std::optional<HaloConv> halo_conv(const KernelSpec& spec) {
   if (image.dtype != DType::bf16 || result != ir::Type{DType::bf16, node.types[0].shape}) return {};
   const int64_t stride = c.is_turned ? node.as<ir::ConvDgradAttrs>().stride : node.as<ir::ConvAttrs>().stride;
   if (stride != 1 || filter.shape[1] != filter.shape[2]) return {};
-  c.image = input_number(body.node(node.operands[0])), c.filter = input_number(body.node(node.operands[1]));
+  if (!finds_operands(body, c)) return {};
   c.batch = image.shape[0], c.image_h = image.shape[1], c.image_w = image.shape[2], c.inputs = image.shape[3];
   c.height = result.shape[1], c.width = result.shape[2], c.outputs = result.shape[3];
   c.taps = filter.shape[1];
   c.pad = c.is_turned ? c.taps - 1 - node.as<ir::ConvDgradAttrs>().pad : node.as<ir::ConvAttrs>().pad;
   const auto aligned = [&](int input) { return spec.alignment[static_cast<size_t>(input)] >= kEngineAlignment; };
   if (c.pad < 0 || !takes_halo(c.taps, c.pad, c.inputs, c.outputs, c.batch * c.image_h * c.image_w)) return {};
-  if (!aligned(c.image) || !aligned(c.filter) || spec.result_alignment[c.result] < kEngineAlignment) return {};
-  if (!has_operands_alone(body, c.value)) return {};
-  if (c.has_strips() && c.taps == 1 && c.height * c.width == 1) return {};  // Such are a line.
-  if (c.is_line() && !depends_on_channels_alone(body, c.value)) return {};
+  if (!std::ranges::all_of(c.image.inputs, aligned) || !aligned(c.filter) ||
+      spec.result_alignment[c.result] < kEngineAlignment)
+    return {};
+  if ((c.has_strips() || c.has_prologue()) && c.taps == 1 && c.height * c.width == 1) return {};  // Such are a line.
+  if (c.is_line() && !depends_on_channels_alone(body, c)) return {};
   if (!fits_operands(spec, c) || (c.residual >= 0 && !is_read_in_place(body, c.residual))) return {};
-  return c;
+  c.has_finish = spec.preamble != nullptr;
+  return c.has_finish && !c.has_prologue() ? std::nullopt : std::optional(c);
 }
 
 std::string geometry(const HaloConv& c) {
-  return fmt::format("engines {}x{}x{} to {}x{}x{}, filter {}x{}, pad {}{}", c.image_h, c.image_w, c.inputs, c.height,
-                     c.width, c.outputs, c.taps, c.taps, c.pad, c.is_turned ? ", turned" : "");
+  return fmt::format("engines {}x{}x{} to {}x{}x{}, filter {}x{}, pad {}{}{}{}", c.image_h, c.image_w, c.inputs,
+                     c.height, c.width, c.outputs, c.taps, c.taps, c.pad, c.is_turned ? ", turned" : "",
+                     c.has_prologue() ? ", prologue" : "",
+                     c.image.inputs.size() > 1 ? fmt::format(", first {}", c.first_inputs) : "");
 }
 
 }  // namespace difuse::codegen::cuda

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "codegen/cuda/emit/prologue.h"
 #include "codegen/cuda/kernel_spec.h"
 #include "ir/graph.h"
 
@@ -18,11 +19,12 @@ struct HaloConv {
     bool over_images;
   };
 
-  ir::Value value;            ///< The convolution in the body.
-  int image = 0, filter = 0;  ///< Inputs of the body.
-  int residual = -1;          ///< The input of the result's shape that is added, or the like; -1: none.
-  size_t result = 0;          ///< The output that is an image.
-  int mean = -1, m2 = -1;     ///< The outputs that are its channel_moments; -1: none.
+  ir::Value value;  ///< The convolution in the body.
+  ImageOperand image;
+  int filter = 0;          ///< Input of the body.
+  int residual = -1;       ///< The input of the result's shape that is added, or the like; -1: none.
+  size_t result = 0;       ///< The output that is an image.
+  int mean = -1, m2 = -1;  ///< The outputs that are its channel_moments; -1: none.
   std::vector<Sum> sums = {};
 
   int64_t batch = 0;
@@ -31,16 +33,24 @@ struct HaloConv {
   int64_t taps = 1, pad = 0;                     ///< A filter of taps x taps.
   bool is_turned = false;                        ///< A conv_dgrad: the filter lies as [inputs, taps, taps, outputs].
 
+  /// Of the first image, where there are two.
+  int64_t first_inputs = 0;
+
+  bool has_finish = false;  ///< The prologue reads what the spec's preamble makes.
+
+  bool has_prologue() const { return image.has_prologue; }
   bool has_moments() const { return mean >= 0; }
   bool has_strips() const { return has_moments() || !sums.empty(); }
-  /// A filter of one tap sees all pixels of all images as one line, unless they belong to strips.
-  bool is_line() const { return taps == 1 && !has_strips(); }
+  /// A filter of one tap sees all pixels of all images as one line, unless they belong to strips, or a prologue has to
+  /// know their image.
+  bool is_line() const { return taps == 1 && !has_strips() && !has_prologue(); }
   int64_t chunks() const { return (inputs + 63) / 64; }
 };
 
 /// A conv_fprop or conv_dgrad of stride 1 in bf16 with a filter of 1 x 1 or 3 x 3 and channel counts that are multiples
 /// of 8 (a row of the copy engine's is a multiple of 16 bytes), one bf16 result, perhaps its channel_moments and sums
-/// over pixels, and at most one further operand of an image's size. Nothing for what is left to the other emitters.
+/// over pixels, at most one further operand of an image's size, and perhaps a prologue or two images. Nothing for what
+/// is left to the other emitters.
 std::optional<HaloConv> halo_conv(const KernelSpec& spec);
 
 /// What is the same at every batch, in one line: "engines 64x64x128 to 64x64x64, filter 3x3, pad 1, turned".

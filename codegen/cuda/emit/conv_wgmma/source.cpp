@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "codegen/cuda/emit/prologue.h"
 #include "codegen/cuda/source/body_code.h"
 #include "codegen/cuda/source/device_source.h"
 #include "codegen/cuda/source/parameters.h"
@@ -20,10 +21,10 @@ TensorMapSpec dense_map(const Argument& start, const ir::Shape& shape, std::vect
   return map;
 }
 
-TensorMapSpec image_map(const HaloConv& c, const HaloTile& tile, const Argument& start) {
+TensorMapSpec image_map(const HaloConv& c, const HaloTile& tile, const Argument& start, int64_t channels) {
   if (c.is_line())
-    return dense_map(start, {1, 1, c.batch * c.image_h * c.image_w, c.inputs}, {64, tile.pixels(), 1, 1});
-  return dense_map(start, {c.batch, c.image_h, c.image_w, c.inputs},
+    return dense_map(start, {1, 1, c.batch * c.image_h * c.image_w, channels}, {64, tile.pixels(), 1, 1});
+  return dense_map(start, {c.batch, c.image_h, c.image_w, channels},
                    {64, 8 + c.taps - 1, tile.rows + c.taps - 1, tile.images});
 }
 
@@ -36,7 +37,11 @@ TensorMapSpec result_map(const HaloConv& c, const HaloTile& tile, const Argument
 Parameters::Maps tensor_maps(const KernelSpec& spec, const HaloConv& c, const HaloTile& tile) {
   const auto operand = [&](int input) { return spec.operands[static_cast<size_t>(input)]; };
   Parameters::Maps maps;
-  maps.operands[static_cast<size_t>(c.image)] = image_map(c, tile, operand(c.image));
+  for (size_t i = 0; i < c.image.inputs.size(); ++i) {
+    const int input = c.image.inputs[i];
+    maps.operands[static_cast<size_t>(input)] =
+        image_map(c, tile, operand(input), i == 0 ? c.first_inputs : c.inputs - c.first_inputs);
+  }
   const auto [slow, fast] = c.is_turned ? std::pair(c.inputs, c.outputs) : std::pair(c.outputs, c.inputs);
   maps.operands[static_cast<size_t>(c.filter)] =
       dense_map(operand(c.filter), {slow, c.taps * c.taps, fast}, {64, 1, 64});
@@ -48,10 +53,11 @@ Parameters::Maps tensor_maps(const KernelSpec& spec, const HaloConv& c, const Ha
 }
 
 std::string layout_type(const HaloConv& c, const HaloTile& tile) {
-  return fmt::format("conv::Layout<conv::Problem<{}, {}, {}, {}, {}, {}, {}, {}>, conv::Tile<{}, {}, {}, {}, {}, {}>>",
-                     c.is_line() ? 1 : c.height, c.is_line() ? 1 : c.width, c.inputs, c.outputs, c.taps, c.pad,
-                     c.is_turned, c.residual >= 0, tile.rows, tile.images, tile.halo_slots, tile.tap_slots, tile.blocks,
-                     tile.consumers);
+  return fmt::format(
+      "conv::Layout<conv::Problem<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>, conv::Tile<{}, {}, {}, {}, {}, {}>>",
+      c.is_line() ? 1 : c.height, c.is_line() ? 1 : c.width, c.inputs, c.outputs, c.taps, c.pad, c.is_turned,
+      c.residual >= 0, c.has_prologue(), c.first_inputs, c.has_finish, tile.rows, tile.images, tile.halo_slots,
+      tile.tap_slots, tile.blocks, tile.consumers);
 }
 
 /// What is done with the sums. Operands are read at coordinates inside the result, though the tile may reach beyond it.
@@ -182,7 +188,7 @@ KernelDraft halo_conv_kernel(const KernelSpec& spec, const HaloConv& c, const Ha
   const auto operand = [&](int input) { return parameters.operands()[static_cast<size_t>(input)]; };
   const int64_t works = work_count(c, tile, c.batch);
   parameters.add("works", works);
-  if (after.reads_image || c.has_strips()) parameters.add("images", c.batch);
+  if (after.reads_image || c.has_strips() || c.has_prologue()) parameters.add("images", c.batch);
   parameters.add_outers(body, after.outers);
 
   const std::string result = Parameters::result(c.result);
@@ -194,15 +200,41 @@ KernelDraft halo_conv_kernel(const KernelSpec& spec, const HaloConv& c, const Ha
                     Parameters::result(static_cast<size_t>(c.mean)), Parameters::result(static_cast<size_t>(c.m2)));
   }
 
-  std::vector<std::string> maps = {operand(c.image), operand(c.filter), result};
+  const bool has_two = c.image.inputs.size() > 1;
+  std::vector<std::string> maps = {operand(c.image.inputs[0]), operand(c.filter), result};
+  if (has_two) maps.push_back(operand(c.image.inputs[1]));
   if (c.residual >= 0) maps.push_back(operand(c.residual));
+  std::string more;
+  if (c.residual >= 0 || has_two) more = c.residual >= 0 ? ", &" + operand(c.residual) : ", nullptr";
+  if (has_two) more += ", &" + operand(c.image.inputs[1]);
   std::string prefetches;
   for (const std::string& map : maps) prefetches += fmt::format("tensor_map_prefetch({});\n", map);
 
+  std::vector<std::string_view> headers = {"vector.cuh", "ops.cuh", "random.cuh", header};
+  std::string transformer;
+  if (c.has_prologue()) {
+    headers.push_back("conv_prologue.cuh");
+    std::string declarations, finish, finishers;
+    if (c.has_finish) {
+      const size_t first = spec.preamble->first_operand;
+      declarations =
+          fmt::format("[[maybe_unused]] const f32 *const p{0} = made - at_image * {2}, *const p{1} = p{0} + {2};\n",
+                      first, first + 1, c.inputs);
+      finish = spec.preamble->text, finishers = ", finish, store";
+    }
+    transformer = filled(R"(} else if (conv::is_transformer<Layout>()) {
+$code  conv::Transformer<Layout>(shared).transform(static_cast<int>(works), static_cast<int>(images), channels_at, transformed$finishers);
+)",
+                         {{"code", indented(finish + prologue_code(spec, body.node(c.value).operands[0], c.image.value,
+                                                                   parameters.operands(), declarations),
+                                            2)},
+                          {"finishers", finishers}});
+  }
+
   KernelDraft draft;
   draft.name = spec.name;
-  draft.source = device_source({"vector.cuh", "ops.cuh", "random.cuh", header}) +
-                 filled(R"(
+  draft.source =
+      device_source(with_preamble(headers, spec)) + filled(R"(
 using index_t = int;
 using Layout = $layout;
 using Consumer = conv::Consumer<Layout>;
@@ -216,10 +248,10 @@ $prefetches  }
   let_next_kernel_start();
   if (conv::is_producer<Layout>()) {
     conv::share_registers<Layout, true>();
-    if (threadIdx.x == Layout::consumers * Layout::warpgroup) {
-      conv::Producer<Layout>(shared, $image, $filter$operand).produce(static_cast<int>(works));
+    if (threadIdx.x == Layout::producer_thread) {
+      conv::Producer<Layout>(shared, $image, $filter$more).produce(static_cast<int>(works));
     }
-  } else {
+$transformer  } else {
     conv::share_registers<Layout, false>();
     Consumer consumer(shared);
 #pragma unroll 1
@@ -232,18 +264,19 @@ $results      consumer.finish();
   }
 }
 )",
-                        {{"layout", layout_type(c, tile)},
-                         {"operand", c.residual >= 0 ? ", &" + operand(c.residual) : ""},
-                         {"prefetches", indented(prefetches, 4)},
-                         {"parameters", parameters.text()},
-                         {"image", operand(c.image)},
-                         {"filter", operand(c.filter)},
-                         {"loads", indented(after.loads, 6)},
-                         {"epilogue", indented(after.code, 6)},
-                         {"results", indented(after.results + moments, 6)},
-                         {"result", result}});
+                                                           {{"layout", layout_type(c, tile)},
+                                                            {"more", more},
+                                                            {"prefetches", indented(prefetches, 4)},
+                                                            {"parameters", parameters.text()},
+                                                            {"image", operand(c.image.inputs[0])},
+                                                            {"filter", operand(c.filter)},
+                                                            {"transformer", indented(transformer, 2)},
+                                                            {"loads", indented(after.loads, 6)},
+                                                            {"epilogue", indented(after.code, 6)},
+                                                            {"results", indented(after.results + moments, 6)},
+                                                            {"result", result}});
   draft.grid.x = block_count(c, tile, works, spec.device);
-  draft.threads = threads(tile);
+  draft.threads = threads(c, tile);
   draft.shared_bytes = shared_bytes(c, tile);
   draft.arguments = parameters.arguments();
   draft.tensor_maps = parameters.tensor_maps();

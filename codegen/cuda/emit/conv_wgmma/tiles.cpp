@@ -25,22 +25,35 @@ int64_t room_of(int64_t blocks, const ir::DeviceSpec& device) {
   return (device.shared_memory_bytes + kReserved) / blocks - kReserved;
 }
 
-/// Registers of a consumer's thread: what the producer leaves of all (device/conv_wgmma.cuh), or an equal share.
-int64_t registers_of(const HaloTile& tile) {
-  constexpr int64_t kAll = 65536, kMost = 232, kOfThree = 160;
-  if (tile.blocks == 1) return tile.consumers == 3 ? kOfThree : kMost;
-  return std::min(kMost, kAll / tile.blocks / threads(tile) / 8 * 8);
+/// Whether the producer's registers go to the consumers.
+bool shares_registers(const HaloTile& tile) { return tile.blocks == 1 && tile.consumers > 1; }
+
+/// Warpgroups.
+int64_t transformers(const HaloConv& conv, const HaloTile& tile) {
+  return conv.has_prologue() ? (tile.blocks == 1 ? 2 : 1) : 0;
+}
+
+/// Registers of a consumer's thread: what the others leave of all (device/conv_wgmma.cuh), or an equal share.
+int64_t registers_of(const HaloConv& conv, const HaloTile& tile) {
+  constexpr int64_t kAll = 65536, kMost = 232, kOfThree = 160, kBesideTransformers = 144;
+  if (conv.has_prologue() && shares_registers(tile)) return kBesideTransformers;
+  if (!conv.has_prologue() && tile.blocks == 1) return tile.consumers == 3 ? kOfThree : kMost;
+  return std::min(kMost, kAll / tile.blocks / threads(conv, tile) / 8 * 8);
 }
 
 /// What a tile takes of them: its sums, and what else there is.
 int64_t needed_registers(const HaloConv& conv, const HaloTile& tile) {
   const int64_t strips = conv.has_strips() ? tile.pixels() / 8 : 0;
-  return strips + (conv.residual < 0 ? tile.pixels() / 2 : tile.pixels() * 3 / 4) + 48;
+  // Of a residual's tile several rows are on their way, and of each image what is added to its channels.
+  const int64_t operands = conv.residual < 0 ? 0 : tile.pixels() / 4 + 16 * (tile.images - 1);
+  return strips + tile.pixels() / 2 + operands + 48;
 }
 
 void add_resident(std::vector<HaloTile>& tiles, const HaloConv& conv, HaloTile tile, int64_t room) {
   tile.tap_slots = all_taps(conv), tile.halo_slots = kMostHaloSlots;
   while (tile.halo_slots > 0 && shared_bytes(conv, tile) > room) --tile.halo_slots;
+  // Each transformer has slots of its own.
+  if (conv.has_prologue()) tile.halo_slots -= tile.halo_slots % transformers(conv, tile);
   // One halo for each consumer, and one on its way.
   if (tile.halo_slots > tile.consumers) tiles.push_back(tile);
 }
@@ -51,6 +64,7 @@ void add_ring(std::vector<HaloTile>& tiles, const HaloConv& conv, HaloTile tile,
   const int64_t most = std::min(kMostTapSlots, all_taps(conv) - 1), least = std::min(kLeastTapSlots, most);
   if (most < 2) return;  // A tap is given back when the next one has begun.
   const auto add = [&](int64_t halos) {
+    if (conv.has_prologue() && halos * tile.consumers % transformers(conv, tile) != 0) return false;
     tile.halo_slots = halos * tile.consumers, tile.tap_slots = most;
     while (tile.tap_slots > 0 && shared_bytes(conv, tile) > room) --tile.tap_slots;
     if (tile.tap_slots < least) return false;
@@ -61,6 +75,14 @@ void add_ring(std::vector<HaloTile>& tiles, const HaloConv& conv, HaloTile tile,
   if (conv.chunks() > 2) add(3);
 }
 
+/// Whether a block has the registers for transformers. With so many threads the compiler refuses the product of 256
+/// pixels in one instruction.
+bool transforms_beside(const HaloConv& conv, const HaloTile& tile) {
+  constexpr int64_t kTransformer = 96;
+  if (shares_registers(tile)) return tile.consumers == 2 && tile.rows < 32;
+  return registers_of(conv, tile) >= kTransformer;
+}
+
 }  // namespace
 
 std::string to_string(const HaloTile& t) {
@@ -68,8 +90,9 @@ std::string to_string(const HaloTile& t) {
                      t.tap_slots, t.blocks);
 }
 
-int threads(const HaloTile& tile) {
-  return static_cast<int>(128 * tile.consumers) + (tile.blocks == 1 && tile.consumers > 1 ? 128 : 32);
+int threads(const HaloConv& conv, const HaloTile& tile) {
+  const int64_t warpgroups = tile.consumers + transformers(conv, tile);
+  return static_cast<int>(128 * warpgroups) + (shares_registers(tile) ? 128 : 32);
 }
 
 bool is_resident(const HaloConv& conv, const HaloTile& tile) { return tile.tap_slots == all_taps(conv); }
@@ -80,7 +103,8 @@ int64_t halo_bytes(const HaloConv& conv, const HaloTile& tile) {
 
 int64_t shared_bytes(const HaloConv& conv, const HaloTile& tile) {
   return tile.halo_slots * halo_slot(conv, tile) + tile.tap_slots * kTapBytes +
-         8 * (2 * tile.halo_slots + 2 * tile.tap_slots);
+         8 * ((conv.has_prologue() ? 3 : 2) * tile.halo_slots + 2 * tile.tap_slots) +
+         (conv.has_finish ? 8 + transformers(conv, tile) * tile.images * conv.inputs * 2 * 4 : 0);
 }
 
 int64_t work_count(const HaloConv& conv, const HaloTile& tile, int64_t batch) {
@@ -118,6 +142,11 @@ double estimated_cycles(const HaloConv& conv, const HaloTile& tile, const ir::De
   const double bytes = static_cast<double>(tile.consumers) * (static_cast<double>(conv.chunks()) * halo + results) +
                        (resident ? 0 : taps);
 
+  // A prologue's special functions, two for an element, take 8 cycles for a pixel's 64 channels; and what holds them
+  // up.
+  const double transform = conv.has_prologue() ? halo / 128 * 12 : 0;
+  const double compute = std::max(product, transform * static_cast<double>(tile.consumers * conv.chunks()));
+
   // Between two works: where they take turns, one consumer stores while another multiplies.
   const bool in_turns = resident && tile.consumers > 1;
   double between = in_turns ? 900 : 12 * pixels;
@@ -126,7 +155,8 @@ double estimated_cycles(const HaloConv& conv, const HaloTile& tile, const ir::De
   if (!resident && tile.halo_slots == tile.consumers) between += halo / rate + 1000;
   // More halos than one in use and one on its way are for when the estimate is wrong.
   const double deep = !resident && tile.halo_slots > 2 * tile.consumers ? 1.03 : 1.0;
-  return deep * (kLaunch + halo / rate + rounds * (std::max(product, bytes / rate) * company + between) + 14 * pixels);
+  return deep * (kLaunch + halo / rate + transform + rounds * (std::max(compute, bytes / rate) * company + between) +
+                 14 * pixels);
 }
 
 std::vector<HaloTile> candidates(const HaloConv& conv, const ir::DeviceSpec& device) {
@@ -141,15 +171,16 @@ std::vector<HaloTile> candidates(const HaloConv& conv, const ir::DeviceSpec& dev
         if (images > 1 && (conv.is_line() || rows < conv.height)) break;
         if (conv.has_strips() && rows % ir::kStripHeight != 0 && rows < conv.height) break;  // No whole strips.
         const HaloTile shape{rows, images, 0, 0, blocks, consumers};
-        if (needed_registers(conv, shape) > registers_of(shape)) break;
+        if (needed_registers(conv, shape) > registers_of(conv, shape)) break;
+        if (conv.has_prologue() && !transforms_beside(conv, shape)) break;
         add_resident(tiles, conv, shape, room);
         add_ring(tiles, conv, shape, room);
       }
     }
   }
-  // Unmeasured, a tile is taken from those that the estimate was fitted to.
+  // Unmeasured, a tile is taken from those that the estimate was fitted to; with a prologue it was to none.
   std::ranges::stable_sort(tiles, {}, [&](const HaloTile& tile) {
-    return std::pair(tile.consumers != 2, estimated_cycles(conv, tile, device));
+    return std::pair(tile.consumers != 2 && !conv.has_prologue(), estimated_cycles(conv, tile, device));
   });
   return tiles;
 }

@@ -31,7 +31,7 @@ bool is_resident(const HaloConv& conv, const HaloTile& tile);
 int64_t halo_bytes(const HaloConv& conv, const HaloTile& tile);
 
 /// Of a block.
-int threads(const HaloTile& tile);
+int threads(const HaloConv& conv, const HaloTile& tile);
 int64_t shared_bytes(const HaloConv& conv, const HaloTile& tile);
 
 /// Sets of tiles, one for each consumer, times the output channels in 64s: what the blocks share out.

@@ -65,7 +65,7 @@ void emit_moments(const KernelSpec& spec, Emission& emission) {
     index.has_linear = true;
     return index;
   };
-  const std::string hoisted = hoist(code, body, index_of(0), shape, 1, 2, lanes);
+  const std::string hoisted = hoist(code, body, index_of(0), shape, 1, 2, lanes).text;
 
   Value image;
   std::string last;

@@ -1,0 +1,175 @@
+#include "codegen/cuda/emit/prologue.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "codegen/cuda/source/body_code.h"
+#include "codegen/cuda/source/parameters.h"
+#include "codegen/cuda/source/row_loop.h"
+#include "codegen/node_body.h"
+#include "ir/op.h"
+
+namespace difuse::codegen::cuda {
+
+using ir::Node;
+using ir::Op;
+using ir::Value;
+
+namespace {
+
+constexpr int kLanes = 8;  ///< 16 bytes of bf16.
+/// Runs of eight floats that a thread keeps for an image's channels: as many as its registers hold beside its work.
+constexpr size_t kMostKept = 4;
+
+/// By node: whether `v` is computed from it.
+std::vector<bool> needed_by(const ir::Graph& body, Value v) {
+  std::vector<bool> needed(static_cast<size_t>(body.size()));
+  needed[static_cast<size_t>(v.node)] = true;
+  for (int id = v.node; id >= 0; --id) {
+    if (!needed[static_cast<size_t>(id)]) continue;
+    for (const Value operand : body.node(id).operands) needed[static_cast<size_t>(operand.node)] = true;
+  }
+  return needed;
+}
+
+/// Whether the node repeats something along the pixels of an image.
+bool repeats_along_pixels(const Node& node) {
+  if (node.op != Op::broadcast) return false;
+  return std::ranges::all_of(node.as<ir::BroadcastAttrs>().dims, [](int64_t d) { return d == 0 || d == 3; });
+}
+
+/// The inputs of the body that the node is an image of; empty where it is none. A concat alone reads its operands.
+std::vector<int> image_inputs(const ir::Graph& body, int id) {
+  constexpr int64_t kChunk = 64;
+  const Node& node = body.node(id);
+  if (node.op == Op::input) return {input_number(node)};
+  if (node.op != Op::concat || node.operands.size() != 2 || node.as<ir::ConcatAttrs>().axis != 3) return {};
+  const auto users = body.users();
+  std::vector<int> inputs;
+  for (const Value v : node.operands) {
+    if (body.node(v).op != Op::input || users[static_cast<size_t>(v.node)] != std::vector<int>{id}) return {};
+    inputs.push_back(input_number(body.node(v)));
+  }
+  if (node.operands[0] == node.operands[1] || body.type(node.operands[0]).shape[3] % kChunk != 0) return {};
+  return inputs;
+}
+
+/// What is small, and what repeats it along an image's pixels; not a draw of random numbers or a gather.
+bool is_repeated(const Node& node, const ir::Shape& image) {
+  if (!ir::has_trait(node, ir::Trait(ir::kElementwise | ir::kBroadcast | ir::kView | ir::kLeaf))) return false;
+  if (!BodyCode::can(node)) return false;
+  if (node.types[0].shape != image || node.op == Op::constant) return true;
+  // Of the image's shape: a broadcast, or computed of some.
+  return node.op == Op::broadcast ? repeats_along_pixels(node) : ir::has_trait(node, ir::kElementwise);
+}
+
+struct Code {
+  std::string fields = {}, values = {}, hoisted = {}, lane = {}, result = {};
+  size_t runs = 0;
+};
+
+Code code_of(const ir::Graph& body, Value operand, Value image, const std::vector<std::string>& pointers,
+             const std::vector<int64_t>& alignment) {
+  const ir::Graph part = part_of(body, {operand, image});
+  const Value v = part.outputs()[0].value;
+  BodyCode code(part, kLanes, pointers, alignment);
+  const Index at = code.at({{"at_image", Lanes::none}, {}, {}, {"channel", Lanes::unit}});
+  const Hoisted hoisted = hoist(code, part, at, part.type(v).shape, 1, 3, kLanes);
+  Code made{.hoisted = hoisted.text};
+  for (const Hoisted::Kept& one : hoisted.kept) {
+    const std::string name = fmt::format("kept{}", one.value.node), type = register_type(part.type(one.value).dtype);
+    const bool is_run = !one.variable.empty();
+    made.runs += is_run ? 1 : 0;
+    made.fields +=
+        is_run ? fmt::format("  Run<{}, {}> {};\n", type, kLanes, name) : fmt::format("  {} {};\n", type, name);
+    made.values += fmt::format("{}{}", made.values.empty() ? "" : ", ", is_run ? one.variable : one.expression);
+    code.bind(one.value, fmt::format("of.{}{}", name, is_run ? "[l]" : ""), is_run ? Lanes::any : Lanes::none);
+  }
+  code.bind(part.outputs()[1].value, "raw[l]");
+  made.result = code.unrounded(v, at);
+  made.lane = code.take_before() + code.take_lane();
+  return made;
+}
+
+}  // namespace
+
+std::optional<ImageOperand> image_operand(const ir::Graph& body, Value contraction, Value operand) {
+  const ir::Type& type = body.type(operand);
+  if (type.dtype != ir::DType::bf16 || type.rank() != 4) return {};
+  const std::vector<bool> needed = needed_by(body, operand);
+  std::vector<bool> varies(needed.size());  // From pixel to pixel.
+  const auto users = body.users();
+  ImageOperand found;
+  for (int id = 0; id <= operand.node; ++id) {
+    const Node& node = body.node(id);
+    if (!needed[static_cast<size_t>(id)]) continue;
+    const bool reads = std::ranges::any_of(node.operands, [&](Value v) { return varies[static_cast<size_t>(v.node)]; });
+    const std::vector<int> inputs = image_inputs(body, id);
+    if (!inputs.empty() && node.types[0] == type) {
+      if (found.value.valid()) return {};
+      found.value = {id, 0}, found.inputs = inputs;
+    } else if (!reads) {
+      if (!is_repeated(node, type.shape)) return {};
+      continue;
+    } else if (!ir::has_trait(node, ir::kElementwise)) {
+      return {};
+    }
+    varies[static_cast<size_t>(id)] = true;
+    // It is nowhere in memory.
+    for (const int user : users[static_cast<size_t>(id)]) {
+      const bool inside = user <= operand.node && needed[static_cast<size_t>(user)];
+      if (id == operand.node ? user != contraction.node : !inside) return {};
+    }
+    if (std::ranges::any_of(body.outputs(), [&](const auto& output) { return output.value.node == id; })) return {};
+  }
+  if (!found.value.valid() || !varies[static_cast<size_t>(operand.node)]) return {};
+  found.has_prologue = found.value != operand;
+  int inputs = 0;
+  for (const int id : body.leaves(Op::input)) inputs = std::max(inputs, input_number(body.node(id)) + 1);
+  const std::vector<std::string> pointers(static_cast<size_t>(inputs), "p");
+  if (found.has_prologue && code_of(body, operand, found.value, pointers, {}).runs > kMostKept) return {};
+  return found;
+}
+
+std::vector<int> prologue_inputs(const ir::Graph& body, Value operand) {
+  const std::vector<bool> needed = needed_by(body, operand);
+  const auto users = body.users();
+  std::vector<int> inputs;
+  for (const int id : body.leaves(Op::input)) {
+    const auto& readers = users[static_cast<size_t>(id)];
+    if (!needed[static_cast<size_t>(id)]) continue;
+    if (std::ranges::all_of(readers, [&](int user) { return needed[static_cast<size_t>(user)]; })) {
+      inputs.push_back(input_number(body.node(id)));
+    }
+  }
+  return inputs;
+}
+
+std::string prologue_code(const KernelSpec& spec, Value operand, Value image, const std::vector<std::string>& pointers,
+                          const std::string& declarations) {
+  const Code code = code_of(spec.body, operand, image, pointers, spec.alignment);
+  return filled(R"(struct Channels {
+$fields};
+const auto channels_at = [&]([[maybe_unused]] index_t at_image, [[maybe_unused]] index_t channel,
+                            [[maybe_unused]] const float* made) {
+$hoisted  return Channels{$values};
+};
+const auto transformed = [&]([[maybe_unused]] const Channels& of, const Run<float, $lanes>& raw) {
+  Run<float, $lanes> value;
+#pragma unroll
+  for (int l = 0; l < $lanes; ++l) {
+$lane    value[l] = $result;
+  }
+  return value;
+};
+)",
+                {{"fields", code.fields},
+                 {"hoisted", indented(declarations + code.hoisted, 2)},
+                 {"values", code.values},
+                 {"lanes", text(kLanes)},
+                 {"lane", indented(code.lane, 4)},
+                 {"result", code.result}});
+}
+
+}  // namespace difuse::codegen::cuda

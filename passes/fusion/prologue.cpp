@@ -1,0 +1,341 @@
+#include "passes/fusion/prologue.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <iterator>
+#include <optional>
+#include <set>
+#include <string>
+
+#include "ir/op.h"
+#include "passes/fusion/cost.h"
+#include "passes/fusion/emit.h"
+#include "passes/fusion/traits.h"
+
+namespace difuse::passes {
+namespace {
+
+using ir::Graph;
+using ir::Node;
+using ir::Value;
+
+/// How much of what makes an image its readers compute.
+enum class Extent : uint8_t { with_finish, with_movement, elementwise };
+
+/// What taking an image in changes.
+struct Gain {
+  int64_t bytes = 0;  ///< Moved less.
+  int kernels = 0;    ///< Launched less.
+  double saved = 0;   ///< Seconds that bytes and launches take.
+  double price = 0;   ///< Seconds that the readers take longer.
+
+  double net() const { return saved - price; }
+  std::string text() const {
+    return fmt::format("{} bytes and {} kernels less, {:.1f} us spared for {:.1f} us", bytes, kernels, saved * 1e6,
+                       price * 1e6);
+  }
+};
+
+/// Whether nothing in the body but its contraction's streamed operand reads what is computed for that.
+bool stands_alone(const Graph& body) {
+  std::vector<bool> computed(static_cast<size_t>(body.size()), false);
+  for (int id = body.size() - 1; id >= 0; --id) {
+    const Node& node = body.node(id);
+    const auto streamed = streamed_operand(node);
+    for (size_t i = 0; i < node.operands.size(); ++i) {
+      const Value v = node.operands[i];
+      if (body.node(v).op == ir::Op::input || is_free(body, body.node(v))) continue;
+      if (computed[static_cast<size_t>(id)] || streamed == i) computed[static_cast<size_t>(v.node)] = true;
+    }
+  }
+  const auto is_computed = [&](Value v) { return computed[static_cast<size_t>(v.node)]; };
+  for (int id = 0; id < body.size(); ++id) {
+    const Node& node = body.node(id);
+    // What is free is a copy of its reader's own.
+    if (computed[static_cast<size_t>(id)] || is_free(body, node)) continue;
+    const auto streamed = streamed_operand(node);
+    for (size_t i = 0; i < node.operands.size(); ++i) {
+      if (streamed != i && is_computed(before_widening(body, node.operands[i]))) return false;
+    }
+  }
+  return std::ranges::none_of(body.outputs(), [&](const ir::NamedValue& n) { return is_computed(n.value); });
+}
+
+class PrologueGrower {
+ public:
+  PrologueGrower(Units& units, PassContext& context, const FusionSettings& settings, FusionReport& report)
+      : units_(units),
+        graph_(units.graph()),
+        device_(context.device),
+        fuel_(context.fuel),
+        settings_(settings),
+        report_(report) {}
+
+  void run() {
+    for (int id = 0; id < graph_.size(); ++id) {
+      if (units_.owner(id) >= 0) consider({id, 0});
+    }
+  }
+
+ private:
+  /// Who computes the image, and of what.
+  struct Plan {
+    std::vector<int> nodes = {};
+    std::vector<int> takers;  ///< Units that compute it on the way in.
+    std::vector<int> others;  ///< Units that read it from memory.
+    int host = -1;            ///< The loop that makes it for those.
+    std::string refusal;      ///< Why it cannot be; empty where it can.
+  };
+
+  void consider(Value image) {
+    const Node& node = graph_.node(image);
+    if (!is_pointwise(graph_, node) && !keeps_neighbours(node)) return;
+    if (units_.unit(units_.owner(image.node)).whole || units_.readers(image) == nullptr) return;
+    const Readers readers = *units_.readers(image);
+    if (std::ranges::none_of(readers.heroes, [&](int u) { return streams(u, image); })) return;
+
+    Plan plan = plan_for(image, readers);
+    if (std::optional<Plan> late = plan_with_late_readers(image, plan)) plan = std::move(*late);
+    const std::string site = site_of(plan.nodes, image, readers.heroes);
+    const Gain gain = weigh(image, plan);
+    const std::string reason = plan.refusal.empty() ? unwanted(site, gain) : plan.refusal;
+    if (reason.empty() && !fuel_.spend()) return;
+    std::string line = fmt::format("{} %{} {} in the prologues of {}", reason.empty() ? "computed" : "refused",
+                                   image.node, ir::to_string(node.op), listed(plan.takers));
+    if (plan.host >= 0) {
+      line += fmt::format(", and for {} in the fusion of %{}", listed(plan.others), units_.unit(plan.host).lead);
+    }
+    line += fmt::format(": {}{}; site {}", gain.text(), reason.empty() ? "" : ": " + reason, site);
+    report_.lines.push_back(std::move(line));
+    if (!reason.empty()) return;
+    for (const int u : plan.takers) units_.recompute(u, plan.nodes);
+    if (plan.host >= 0) units_.hand_over(image.node, plan.nodes, plan.host, plan.others);
+    units_.find_needed();
+  }
+
+  /// All readers compute it; else those that can, where a loop that has what it is made of makes it for the others.
+  Plan plan_for(Value image, const Readers& readers) const {
+    Plan plan;
+    plan.nodes = made_by(image, Extent::elementwise);
+    plan.takers = readers.heroes;
+    plan.refusal = other_reader(readers);
+    if (!plan.refusal.empty()) return plan;
+    for (const Extent extent : {Extent::with_finish, Extent::with_movement, Extent::elementwise}) {
+      plan.nodes = made_by(image, extent);
+      plan.takers.clear(), plan.others.clear();
+      plan.refusal.clear();
+      for (const int u : readers.heroes) {
+        const std::string reason = refusal(u, image, plan.nodes);
+        (reason.empty() ? plan.takers : plan.others).push_back(u);
+        if (plan.refusal.empty()) plan.refusal = reason;
+      }
+      if (plan.others.empty()) return plan;
+    }
+    if (!plan.takers.empty()) plan.host = find_host(image, plan.nodes, plan.others);
+    if (plan.host >= 0) {
+      plan.refusal.clear();
+    } else {
+      plan.takers = readers.heroes;
+    }
+    return plan;
+  }
+
+  /// Where all readers can compute the image, the first alone may be better: a loop makes it for those that come later.
+  std::optional<Plan> plan_with_late_readers(Value image, const Plan& all) const {
+    const bool is_chosen = settings_.prologues == Prologues::automatic && all.refusal.empty() && all.host < 0;
+    if (!is_chosen || all.takers.size() < 2) return std::nullopt;
+    Plan late = all;
+    const auto lead = [&](int u) { return units_.unit(u).lead; };
+    std::ranges::sort(late.takers, {}, lead);
+    late.others.assign(late.takers.begin() + 1, late.takers.end());
+    late.takers.resize(1);
+    late.host = find_host(image, late.nodes, late.others);
+    if (late.host < 0 || weigh(image, late).net() <= weigh(image, all).net()) return std::nullopt;
+    return late;
+  }
+
+  /// A loop over the image's shape that reads what the image is made of, all but what is small, and needs none of the
+  /// readers; the one nearest to them. -1 where there is none.
+  int find_host(Value image, const std::vector<int>& nodes, const std::vector<int>& readers) const {
+    const int owner = units_.owner(image.node);
+    if (!is_pointwise(graph_, graph_.node(image)) || !units_.unit(owner).fusible) return -1;
+    const auto distance = [&](int u) { return std::abs(units_.unit(u).lead - units_.unit(readers[0]).lead); };
+    int best = -1;
+    for (int u = 0; u < units_.size(); ++u) {
+      const Unit& unit = units_.unit(u);
+      if (u == owner || !unit.fusible || unit.whole || units_.body(u).empty()) continue;
+      if (unit.shape != graph_.type(image).shape || (best >= 0 && distance(u) >= distance(best))) continue;
+      const std::vector<Value> reads = units_.externals(units_.body(u));
+      const auto has = [&](Value v) { return graph_.type(v).shape.size() <= 2 || std::ranges::count(reads, v) > 0; };
+      const std::vector<int> both = body_with(u, nodes);
+      if (!std::ranges::all_of(units_.externals(nodes), has) || !is_small_enough(both)) continue;
+      const auto waits = [&](Value v) { return units_.needs_any(units_.owner(v.node), {u}); };
+      if (!units_.needs_any(u, readers) && std::ranges::none_of(units_.externals(nodes), waits)) best = u;
+    }
+    return best;
+  }
+
+  /// The node of the unit's body whose streamed operand may be computed on the way; -1 where there is none.
+  int contraction_of(int u) const {
+    for (const int id : units_.unit(u).owned) {
+      if (streamed_operand(graph_.node(id))) return id;
+    }
+    return -1;
+  }
+  bool streams(int u, Value image) const {
+    const int id = contraction_of(u);
+    return id >= 0 && graph_.node(id).operands[*streamed_operand(graph_.node(id))] == image;
+  }
+
+  std::string other_reader(const Readers& readers) const {
+    if (readers.others) return "it is needed in memory";
+    std::vector<int> loops = readers.fusible;
+    loops.insert(loops.end(), readers.repeating.begin(), readers.repeating.end());
+    return loops.empty() ? "" : fmt::format("the fusion of %{} reads it, too", units_.unit(loops[0]).lead);
+  }
+
+  /// The nodes that make the image, of those that its own unit holds.
+  std::vector<int> made_by(Value image, Extent extent) const {
+    const auto joins = [&](const Node& node) {
+      if (is_pointwise(graph_, node) || is_free(graph_, node) || node.op == ir::Op::slice) return true;
+      if (keeps_neighbours(node)) return extent != Extent::elementwise;
+      return node.op == ir::Op::group_finish && extent == Extent::with_finish;
+    };
+    const Unit& from = units_.unit(units_.owner(image.node));
+    std::set<int> found = {image.node};
+    // Largest first: operands have smaller numbers.
+    for (auto it = found.rbegin(); it != found.rend(); ++it) {
+      for (Value v : graph_.node(*it).operands) {
+        while (!from.holds(v.node) && is_free(graph_, graph_.node(v)) && !graph_.node(v).operands.empty()) {
+          v = graph_.node(v).operands[0];
+        }
+        if (from.holds(v.node) && joins(graph_.node(v))) found.insert(v.node);
+      }
+    }
+    return {found.begin(), found.end()};
+  }
+
+  std::vector<int> body_with(int u, const std::vector<int>& nodes) const {
+    std::vector<int> both;
+    std::ranges::set_union(units_.body(u), nodes, std::back_inserter(both));
+    return both;
+  }
+
+  bool is_small_enough(const std::vector<int>& body) const {
+    return std::ssize(body) <= kMostBodyNodes && std::ssize(units_.externals(body)) <= kMostOperands;
+  }
+
+  /// Why the unit cannot compute the image; empty where it can.
+  std::string refusal(int u, Value image, const std::vector<int>& nodes) const {
+    if (!streams(u, image)) return fmt::format("%{} reads it otherwise", units_.unit(u).lead);
+    const std::vector<int> both = body_with(u, nodes);
+    if (!is_small_enough(both)) return fmt::format("more than {} ops or {} operands", kMostBodyNodes, kMostOperands);
+    const Graph body = body_of(units_, u, both);
+    if (!stands_alone(body)) return fmt::format("the epilogue of %{} computes it, too", units_.unit(u).lead);
+    return settings_.prologue_limits(body);
+  }
+
+  /// Bytes of what a body of these nodes reads, and of those that it makes for others.
+  int64_t bytes_moved(int u, const std::vector<int>& nodes, const std::set<Value>& results) const {
+    int64_t bytes = 0;
+    for (const Value v : units_.externals(nodes)) bytes += graph_.type(v).bytes();
+    for (const Value v : results) {
+      if (units_.owner(v.node) == u) bytes += graph_.type(v).bytes();
+    }
+    return bytes;
+  }
+
+  Gain weigh(Value image, const Plan& plan) const {
+    const int owner = units_.owner(image.node);
+    std::set<Value> before, after;
+    for (const int id : units_.body(owner)) {
+      for (int r = 0; r < static_cast<int>(graph_.node(id).types.size()); ++r) {
+        if (units_.owner(id) == owner && units_.needed({id, r})) before.insert({id, r});
+      }
+    }
+    after = before;
+    after.erase(image);
+    Gain gain;
+    gain.bytes = bytes_moved(owner, units_.body(owner), before);
+    const auto adds = [&](int u) {
+      const std::vector<int> both = body_with(u, plan.nodes);
+      gain.bytes += bytes_moved(u, units_.body(u), {}) - bytes_moved(u, both, {});
+      for (const Value v : units_.externals(both)) {
+        if (units_.owner(v.node) == owner && v != image) after.insert(v);
+      }
+    };
+    for (const int u : plan.takers) adds(u), gain.price += price(u, plan.nodes);
+    if (plan.host >= 0) adds(plan.host), gain.bytes -= graph_.type(image).bytes();
+    std::vector<int> roots;
+    for (const Value v : after) roots.push_back(v.node);
+    if (!roots.empty()) gain.bytes -= bytes_moved(owner, units_.closure(owner, roots), after);
+    gain.kernels = roots.empty() ? 1 : 0;
+    gain.saved = gain.kernels * kLaunchSeconds;
+    if (device_.bandwidth > 0) gain.saved += static_cast<double>(gain.bytes) / (kCopyShare * device_.bandwidth);
+    return gain;
+  }
+
+  /// Seconds that a unit takes longer when it computes its image: the elements of each tile, once for each column of
+  /// tiles. What only moves is copied as it would be otherwise.
+  double price(int u, const std::vector<int>& nodes) const {
+    if (contraction_of(u) < 0) return 0;
+    if (std::ranges::none_of(nodes, [&](int id) { return is_pointwise(graph_, graph_.node(id)); })) return 0;
+    const Node& node = graph_.node(contraction_of(u));
+    const ir::Shape& result = node.types[0].shape;
+    const int64_t channels = node.op == ir::Op::conv_wgrad ? result.front() : result.back();
+    const int64_t columns = (channels + kTileColumnChannels - 1) / kTileColumnChannels;
+    const int64_t elements = graph_.type(node.operands[*streamed_operand(node)]).elements();
+    return static_cast<double>(elements * columns) * kTransformSeconds / static_cast<double>(device_.processors);
+  }
+
+  /// Why the image is stored although its readers can compute it; empty where they do.
+  std::string unwanted(const std::string& site, const Gain& gain) const {
+    if (const auto known = settings_.choices.prologues.find(site); known != settings_.choices.prologues.end()) {
+      return known->second ? "" : "a recorded choice";
+    }
+    if (gain.bytes <= 0 && gain.kernels == 0) return "it saves nothing";
+    if (settings_.prologues == Prologues::always || gain.saved > kLeastGain * gain.price) return {};
+    return gain.net() > 0 ? "too little to be sure of" : "it would take longer";
+  }
+
+  std::string site_of(const std::vector<int>& nodes, Value image, const std::vector<int>& heroes) const {
+    std::vector<std::string_view> ops;
+    for (const int id : nodes) ops.push_back(ir::to_string(graph_.node(id).op));
+    std::string site = fmt::format("{} {}", fmt::join(ops, "_"), ir::to_string(graph_.type(image).shape));
+    for (const int u : heroes) {
+      const int id = contraction_of(u);
+      if (id < 0) continue;
+      site += fmt::format(" {} {}", ir::to_string(graph_.node(id).op), ir::to_string(graph_.node(id).types[0].shape));
+    }
+    return site;
+  }
+
+  std::string listed(const std::vector<int>& heroes) const {
+    std::vector<std::string> names;
+    for (const int u : heroes) {
+      const int id = std::max(contraction_of(u), units_.unit(u).lead);
+      names.push_back(fmt::format("%{} {}", id, ir::to_string(graph_.node(id).op)));
+    }
+    return fmt::format("{}", fmt::join(names, ", "));
+  }
+
+  Units& units_;
+  const Graph& graph_;
+  const ir::DeviceSpec& device_;
+  Fuel& fuel_;
+  const FusionSettings& settings_;
+  FusionReport& report_;
+};
+
+}  // namespace
+
+void join_prologues(Units& units, PassContext& context, const FusionSettings& settings, FusionReport& report) {
+  units.find_needed();
+  if (settings.prologues == Prologues::never || !settings.prologue_limits) return;
+  PrologueGrower(units, context, settings, report).run();
+}
+
+}  // namespace difuse::passes

@@ -1,0 +1,30 @@
+// Prologues: what a contraction reads as its image is computed on the way in, not stored before.
+//
+// Before: units as they will be emitted. After: an image that elementwise ops make (a normalise, scale, shift and SiLU,
+// rounded), perhaps of a concatenation, and that contractions alone read, is computed by each of them: their bodies
+// hold those ops, and read what the image is made of, one tensor of its size (or a concatenation's parts) and small
+// ones that are repeated over it. Nobody needs the image itself then: it is neither written nor read, nor does its loop
+// exist where it makes nothing else. Where only some of the readers can, a loop that reads what the image is made of
+// anyway (the norm's gradient) makes it for the others (the filter's gradient), which come after it. What finishes an
+// image's statistics comes along where the device's kernels take it, and else stays a kernel of its own.
+//
+// Legal: the device's kernels can (PrologueLimits, asked with the body), and nothing but the contraction's image
+// operand reads what is computed. Only elementwise ops, movement that keeps neighbours and group_finish are taken in,
+// so every bit stays.
+//
+// Cost: a kernel transforms an image again for each column of its tiles (cost.h), in each of the readers; that is less
+// than the bytes and the launch that it spares, or FusionChoices say yes. `always` takes in what saves bytes or a
+// kernel whatever the price.
+#pragma once
+
+#include "passes/fusion/choices.h"
+#include "passes/fusion/report.h"
+#include "passes/fusion/units.h"
+#include "passes/pass.h"
+
+namespace difuse::passes {
+
+/// Each image that is taken in spends fuel. `units` stay up to date.
+void join_prologues(Units& units, PassContext& context, const FusionSettings& settings, FusionReport& report);
+
+}  // namespace difuse::passes

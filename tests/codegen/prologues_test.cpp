@@ -1,0 +1,68 @@
+// Which bodies with a prologue the backends' kernels take.
+#include "codegen/prologues.h"
+
+#include <gtest/gtest.h>
+
+#include "ir/builder.h"
+
+namespace difuse::codegen {
+namespace {
+
+using ir::Builder;
+using ir::DType;
+using ir::Graph;
+using ir::Value;
+
+struct Convolution {
+  int64_t channels = 64, stride = 1;
+  DType dtype = DType::bf16;
+  bool is_wgrad = false, is_concatenated = false;
+};
+
+/// A normalised image, SiLU and rounding before a 3x3 convolution, or before its filter's gradient.
+Graph body(const Convolution& c) {
+  Graph graph("body");
+  Builder b(graph);
+  const ir::Shape shape = {2, 16, 16, c.channels};
+  Value x = b.input("0", {c.dtype, {2, 16, 16, c.is_concatenated ? c.channels / 2 : c.channels}});
+  const Value mean = b.input("1", {DType::f32, {2, c.channels}}), shift = b.input("2", {DType::f32, {c.channels}});
+  if (c.is_concatenated) x = b.concat({x, b.input("4", b.type(x))}, 3);
+  x = b.sub(b.cast(x, DType::f32), b.broadcast_image_channels(mean, shape));
+  x = b.cast(b.silu(b.add(x, b.broadcast_channels(shift, shape))), c.dtype);
+  const auto other = [&](const ir::Shape& of) { return b.input("3", {c.dtype, of}); };
+  if (c.is_wgrad) {
+    graph.set_output("0", b.conv_wgrad(x, other({2, 16, 16, 64}), {1, 1, 3, 3}));
+  } else {
+    graph.set_output("0", b.cast(b.conv_fprop(x, other({64, 3, 3, c.channels}), c.stride, 1), c.dtype));
+  }
+  return graph;
+}
+
+bool takes(const ir::DeviceSpec& device, const Convolution& c) { return prologue_limit(body(c), device).empty(); }
+
+TEST(PrologueLimit, HoppersEnginesTransformWhatTheyCopy) {
+  const ir::DeviceSpec& hopper = *ir::find_device_spec("h100");
+  EXPECT_TRUE(takes(hopper, {})) << prologue_limit(body({}), hopper);
+  EXPECT_TRUE(takes(hopper, {.channels = 128, .is_concatenated = true}));
+  EXPECT_FALSE(takes(hopper, {.channels = 60})) << "rows of the copy engine's are 16 bytes";
+  EXPECT_FALSE(takes(hopper, {.stride = 2}));
+  EXPECT_FALSE(takes(hopper, {.dtype = DType::f32}));
+  EXPECT_FALSE(takes(*ir::find_device_spec("a100"), {}));
+  EXPECT_EQ(prologue_limit(body({.stride = 2}), hopper), "no engine of sm_90a computes it");
+}
+
+TEST(PrologueLimit, TheCpuComputesThemImageByImage) {
+  const ir::DeviceSpec cpu;
+  for (const bool is_wgrad : {false, true}) {
+    EXPECT_TRUE(takes(cpu, {.channels = 3, .dtype = DType::f32, .is_wgrad = is_wgrad}));
+    EXPECT_TRUE(takes(cpu, {.is_wgrad = is_wgrad, .is_concatenated = true}));
+  }
+  Graph graph("body");
+  Builder b(graph);
+  const Value rows = b.silu(b.input("0", {DType::f32, {8, 4}})), more = b.input("1", {DType::f32, {8, 5}});
+  graph.set_output("0", b.matmul(rows, more, true, false));
+  EXPECT_EQ(prologue_limit(graph, cpu), "its rows are read as a whole");
+}
+
+}  // namespace
+}  // namespace difuse::codegen

@@ -1,0 +1,91 @@
+// What convolutions compute of the image that they read has the bits of what is stored for them, in the kernels of both
+// backends.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "ir/builder.h"
+#include "runtime/compile.h"
+#include "tests/support/backend/cpu_run.h"
+#include "tests/support/backend/emulated_executor.h"
+#include "tests/support/graphs/graphs.h"
+
+namespace difuse {
+namespace {
+
+using ir::Builder;
+using ir::DType;
+using ir::Graph;
+using ir::Value;
+using passes::Prologues;
+
+/// A UNet's block behind a skip: normalise and SiLU of two images, one behind the other, and a 3x3 convolution; their
+/// 1x1 convolution is added, and the sum normalised before the last convolution.
+Graph block() {
+  Graph graph("block");
+  Builder b(graph);
+  const auto conv = [&](Value x, const char* name, int64_t taps, int64_t channels) {
+    const Value filter = b.input(name, {DType::f32, {channels, taps, taps, b.shape(x)[3]}});
+    return b.conv_fprop(x, filter, 1, taps / 2);
+  };
+  const auto stored = [&](Value x) { return b.cast(x, DType::bf16); };
+  const auto widened = [&](Value x) { return b.cast(x, DType::f32); };
+  const auto activation = [&](Value x, const std::vector<Value>& parts) {
+    const ir::Shape s = b.shape(x);
+    std::vector<Builder::Moments> moments;
+    for (const Value part : parts) moments.push_back(b.channel_moments(widened(part)));
+    const auto stats = b.group_finish(moments, {4, 1e-2, s[1], s[2]});
+    const Value centred = b.sub(widened(x), b.broadcast_image_channels(stats.mean, s));
+    return b.silu(b.mul(centred, b.broadcast_image_channels(stats.rstd, s)));
+  };
+  const Value image = b.input("image", {DType::f32, {2, 9, 8, 8}});
+  const std::vector<Value> parts = {stored(conv(image, "w0", 1, 64)), stored(conv(image, "w1", 3, 64))};
+  const Value both = b.concat(parts, 3);
+  const Value inner = stored(conv(activation(both, parts), "w2", 3, 8));
+  const Value sum = stored(b.add(widened(inner), conv(widened(both), "skip", 1, 8)));
+  graph.set_output("y", stored(conv(activation(sum, {sum}), "w3", 3, 8)));
+  return graph;
+}
+
+class PrologueRun : public ::testing::Test {
+ protected:
+  runtime::CompileSettings settings(Prologues prologues) {
+    runtime::CompileSettings s;
+    s.precision = passes::Precision::bf16;
+    s.prologues = prologues;
+    s.report = &report_;
+    return s;
+  }
+  int64_t computed() const {
+    return std::ranges::count_if(report_.lines, [](const std::string& line) { return line.starts_with("computed"); });
+  }
+
+  const Graph graph_ = block();
+  const ir::TensorMap inputs_ = tests::random_values(graph_, ir::Op::input, 1);
+  passes::FusionReport report_;
+};
+
+TEST_F(PrologueRun, KeepsEveryBitOnTheCpu) {
+  const auto run = [&](Prologues prologues) {
+    return testing::run(*runtime::compile(graph_, {}, 2, settings(prologues)), inputs_, {});
+  };
+  const testing::CpuRun stored = run(Prologues::never);
+  EXPECT_EQ(computed(), 0);
+  testing::expect_same(run(Prologues::always), stored, "the CPU");
+  EXPECT_GE(computed(), 3);
+}
+
+TEST_F(PrologueRun, KeepsEveryBitInTheEmulator) {
+  const auto run = [&](Prologues prologues) {
+    testing::EmulatedExecutor executor(
+        runtime::plan_cuda(graph_, {}, *ir::find_device_spec("h100"), settings(prologues)));
+    return testing::run(executor, inputs_, {});
+  };
+  const testing::CpuRun stored = run(Prologues::never);
+  EXPECT_EQ(computed(), 0);
+  testing::expect_same(run(Prologues::always), stored, "the emulator");
+  EXPECT_EQ(computed(), 3);
+}
+
+}  // namespace
+}  // namespace difuse
