@@ -263,15 +263,19 @@ bool holds_checkpoint(const fs::path& folder) {
 fs::path find_checkpoint(const fs::path& path, std::string_view flag) {
   std::error_code ignored;
   const fs::file_status status = fs::status(path, ignored);
+  const bool takes_foreign = flag == "--checkpoint" || flag == "--init" || flag == "--from";
   if (!fs::exists(status)) {
     throw Error(fmt::format("{} '{}' does not exist", flag, path.string()),
-                "give a run's folder or a checkpoint file that 'difuse train' wrote", ExitCode::wrong_usage);
+                fmt::format("give a run's folder or a checkpoint file that 'difuse train' wrote{}",
+                            takes_foreign ? ", or weights of another program (difuse convert --help)" : ""),
+                ExitCode::wrong_usage);
   }
   if (!fs::is_directory(status)) return path;
   if (fs::exists(path / kFileName, ignored)) return path / kFileName;
   const auto files = numbered_files(path);
   if (files.empty()) {
-    throw Error(fmt::format("{} '{}' holds no {}", flag, path.string(), kFileName),
+    throw Error(fmt::format("{} '{}' holds no {}{}", flag, path.string(), kFileName,
+                            takes_foreign ? ", and no config.json of diffusers" : ""),
                 "give the folder of a run that has saved, or the path of a checkpoint file", ExitCode::wrong_usage);
   }
   return files.back().second;

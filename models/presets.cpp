@@ -193,6 +193,7 @@ Preset unet_cu64() {
   return p;
 }
 
+/// Its network takes the time as it is, beside pixels of about 1: EDM's c_noise, from -1.6 to 1.1, is of their size.
 Preset mnist_strided() {
   Preset p{"mnist-strided", "28x28 grey, strided and transposed convolutions with ReLU, no norms", {}, {}, {}};
   p.unet.image_height = p.unet.image_width = 28;
@@ -200,6 +201,7 @@ Preset mnist_strided() {
   p.unet.family = UNetFamily::strided;
   p.unet.model_channels = 32;
   p.unet.channel_mult = {1, 2, 4};
+  p.diffusion.process = Process::edm;
   p.training.batch = 128;
   p.training.optimizer.learning_rate = 1e-3;
   p.training.optimizer.ema_decays = {0.999};

@@ -160,6 +160,14 @@ SamplerConfig settle_sampler(const SamplerChoice& choice, const TrainedModel& ch
   return config;
 }
 
+void require_pictures(const TrainedModel& checkpoint) {
+  const int64_t channels = checkpoint.config().unet.image_channels;
+  if (channels == 1 || channels == 3 || channels == 4) return;
+  wrong_usage(fmt::format("the images of '{}' have {} channels, and a picture has 1, 3 or 4",
+                          checkpoint.path().string(), channels),
+              "give a model of pictures; difuse convert writes these weights for other programs");
+}
+
 std::vector<float> read_weights(const TrainedModel& checkpoint, const std::string& weights,
                                 const ParameterLayout& layout) {
   const std::vector<std::string> names = checkpoint.weight_names();
@@ -229,6 +237,7 @@ void sample(const SampleOptions& options, const ir::Options& environment) {
     say("{}", schedule_text(sampler, config.diffusion));
     return;
   }
+  require_pictures(checkpoint);
   const std::vector<int32_t> classes = settle_classes(options.classes, checkpoint);
   const std::vector<uint8_t> low_res = settle_low_res(options.low_res, checkpoint, options.threads, environment);
   constexpr int64_t kImages = 16;
@@ -241,10 +250,9 @@ void sample(const SampleOptions& options, const ir::Options& environment) {
   say_turns(config.unet, low_res, images);
   const Backend backend =
       open_backend(options.device, options.precision, options.threads, environment, options.prologues);
-  if (!options.sampler.batch) {
-    constexpr int64_t kGpuBatch = 64;
-    sampler.batch = std::min<int64_t>(count, backend.target.is_cuda() ? kGpuBatch : std::max(16, options.threads));
-  }
+  constexpr int64_t kGpuBatch = 64;
+  const int64_t usual = backend.target.is_cuda() ? kGpuBatch : std::max(16, options.threads);
+  sampler.batch = even_batch(count, options.sampler.batch.value_or(usual));
   const ParameterLayout layout = parameter_layout(config.unet);
   const std::string weights = options.weights.value_or(checkpoint.default_weights());
   for (const std::string& note : checkpoint.notes()) say("{}\n", note);
@@ -259,12 +267,15 @@ void sample(const SampleOptions& options, const ir::Options& environment) {
   Sampler compiled(config.unet, config.diffusion, sampler, environment, backend);
   const auto drawn = [&] {
     CountProgress progress("drawing", "steps");
-    return compiled.draw({parameters, options.seed, images, classes, low_res}, [&progress](int64_t done, int64_t of) {
-      progress.show(done, of);
-      return true;
-    });
+    return compiled.draw_exact({parameters, options.seed, images, classes, low_res},
+                               [&progress](int64_t done, int64_t of) {
+                                 progress.show(done, of);
+                                 return true;
+                               });
   }();
-  runtime::write_png(options.out, runtime::make_grid(drawn, static_cast<int>(columns), grid_padding(count)));
+  require_finite(images, drawn);
+  const std::vector<runtime::Image> tiles = to_images(config.unet, drawn);
+  runtime::write_png(options.out, runtime::make_grid(tiles, static_cast<int>(columns), grid_padding(count)));
   say("{}\n", options.out.string());
 }
 

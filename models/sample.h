@@ -33,6 +33,9 @@ struct SamplerChoice {
 /// Throws Error (wrong usage) in the words of the flags.
 SamplerConfig settle_sampler(const SamplerChoice& choice, const TrainedModel& checkpoint);
 
+/// Error (wrong usage) for a model whose images are no pictures: of other than 1, 3 or 4 channels.
+void require_pictures(const TrainedModel& checkpoint);
+
 /// One set of a model's parameters: "ema", "ema_1", ... or "raw". Error listing those there are. Prints what was left
 /// out where the user allowed that.
 std::vector<float> read_weights(const TrainedModel& checkpoint, const std::string& weights,

@@ -1,10 +1,13 @@
 #include "models/sampler.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cassert>
 #include <cmath>
 #include <numeric>
 
+#include "ir/error.h"
 #include "models/low_res.h"
 #include "runtime/executor.h"
 
@@ -22,6 +25,20 @@ std::vector<int32_t> image_numbers(int64_t first, int64_t count) {
   std::vector<int32_t> numbers(static_cast<size_t>(count));
   std::iota(numbers.begin(), numbers.end(), static_cast<int32_t>(first));
   return numbers;
+}
+
+int64_t even_batch(int64_t count, int64_t most) {
+  const int64_t batches = (count + most - 1) / most;
+  return (count + batches - 1) / batches;
+}
+
+void require_finite(std::span<const int32_t> images, std::span<const float> pixels) {
+  const auto bad = std::ranges::find_if(pixels, [](float value) { return !std::isfinite(value); });
+  if (bad == pixels.end()) return;
+  const size_t at = static_cast<size_t>(bad - pixels.begin()) / (pixels.size() / images.size());
+  throw Error(fmt::format("image {} is not a number: the sampler or the model left what numbers can hold", images[at]),
+              "draw with the sampler's usual noise levels, or with --clip clip; a model that gives this with those has "
+              "diverged in training");
 }
 
 std::array<uint32_t, 2> seed_words(uint64_t seed) {
@@ -56,6 +73,13 @@ runtime::Image to_image(const UNetConfig& unet, std::span<const float> pixels) {
     return static_cast<uint8_t>(level > 0 ? std::min(level, 255.0f) : 0);
   });
   return image;
+}
+
+std::vector<runtime::Image> to_images(const UNetConfig& unet, std::span<const float> pixels) {
+  const auto each = static_cast<size_t>(unet.image_height * unet.image_width * unet.image_channels);
+  std::vector<runtime::Image> images;
+  for (size_t at = 0; at < pixels.size(); at += each) images.push_back(to_image(unet, pixels.subspan(at, each)));
+  return images;
 }
 
 size_t Sampler::image_size() const {
@@ -112,12 +136,7 @@ std::vector<float> Sampler::draw_exact(const DrawRequest& request, const Continu
 }
 
 std::vector<runtime::Image> Sampler::draw(const DrawRequest& request, const Continue& go_on, const Watch& watch) {
-  const std::vector<float> pixels = draw_exact(request, go_on, watch);
-  std::vector<runtime::Image> images;
-  for (size_t at = 0; at < pixels.size(); at += image_size()) {
-    images.push_back(to_image(unet_, std::span<const float>(pixels).subspan(at, image_size())));
-  }
-  return images;
+  return to_images(unet_, draw_exact(request, go_on, watch));
 }
 
 }  // namespace difuse::models

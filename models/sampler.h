@@ -33,6 +33,13 @@ struct DrawRequest {
 /// first, first + 1, ..., as a request's images.
 std::vector<int32_t> image_numbers(int64_t first, int64_t count);
 
+/// Images at a time for `count` of them in as few batches of at most `most` as there can be: batches of one size, so
+/// that the last has next to nothing to fill up.
+int64_t even_batch(int64_t count, int64_t most);
+
+/// Error where a value is not finite, naming the first such image. `pixels` are those of `images`, one after the other.
+void require_finite(std::span<const int32_t> images, std::span<const float> pixels);
+
 /// Image i depends on the parameters, the seed, i, its class and what it enlarges alone: not on how many are drawn, in
 /// what batches, or by how many threads (but for the device and the precision).
 class Sampler {
@@ -70,6 +77,8 @@ class Sampler {
 
 /// One image of numbers in [-1, 1] as 8 bits a channel; beyond is cut off, NaN becomes 0.
 runtime::Image to_image(const UNetConfig& unet, std::span<const float> pixels);
+/// The same of images that lie one after the other.
+std::vector<runtime::Image> to_images(const UNetConfig& unet, std::span<const float> pixels);
 
 /// The two words of a seed, low first, as the graphs take it.
 std::array<uint32_t, 2> seed_words(uint64_t seed);

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdio>
 #include <map>
+#include <utility>
 
 #include "ir/error.h"
 #include "models/pixels.h"
@@ -82,9 +83,11 @@ ir::Graph build_corruption(const UNetConfig& unet, int64_t batch) {
 
 class Visualizer {
  public:
-  Visualizer(const VisualizeOptions& options, const ir::Options& environment, const TrainedModel& checkpoint)
+  Visualizer(const VisualizeOptions& options, const ir::Options& environment, const TrainedModel& checkpoint,
+             const InterruptGuard& interrupt)
       : options_(options),
         environment_(environment),
+        interrupt_(interrupt),
         checkpoint_(checkpoint),
         config_(checkpoint.config()),
         reverse_(sized(settle_sampler(options.sampler, checkpoint))),
@@ -105,6 +108,7 @@ class Visualizer {
     say("{}\n", backend_line(backend_));
     say("{} at step {} ({}, {} weights), seed {}\n", checkpoint_.path().string(), checkpoint_.step(), config_.run.model,
         weights_, options_.seed);
+    std::fflush(stdout);
     const auto wanted = [&](Part part) { return !options_.only || *options_.only == part; };
     if (wanted(Part::forward) && !options_.data.empty()) forward();
     if (wanted(Part::forward) && options_.data.empty()) say("forward process: left out, it needs --data\n");
@@ -132,8 +136,7 @@ class Visualizer {
     if (!options_.data_cache.empty()) train.data_cache = options_.data_cache;
     RunConfig config = config_;
     config.run.class_from_folder = false;
-    const InterruptGuard interrupt;
-    const runtime::ImageSet set = load_data(train, config, /*resumed=*/true, environment_, interrupt);
+    const runtime::ImageSet set = load_data(train, config, /*resumed=*/true, environment_, interrupt_);
     if (set.count < batch()) {
       throw Error(
           fmt::format("--data '{}' has {} images, and {} are to be shown", options_.data.string(), set.count, batch()),
@@ -160,6 +163,7 @@ class Visualizer {
     Frames frames;
     std::vector<float> x(pixels.size());
     for (const double sigma : sigmas) {
+      interrupt_.check();
       const auto level = static_cast<float>(sigma);
       executor->write_state("sigma", std::as_bytes(std::span(&level, 1)));
       executor->run();
@@ -169,10 +173,20 @@ class Visualizer {
     write(frames, "forward");
   }
 
+  std::vector<float> draw(Sampler& sampler, const Sampler::Watch& watch = {}) const {
+    const auto go_on = [this](int64_t, int64_t) {
+      interrupt_.check();
+      return true;
+    };
+    std::vector<float> pixels = sampler.draw_exact(request_, go_on, watch);
+    require_finite(request_.images, pixels);
+    return pixels;
+  }
+
   void reverse() const {
     Sampler sampler(config_.unet, config_.diffusion, reverse_, environment_, backend_);
     std::map<size_t, std::vector<std::vector<runtime::Image>>> by_batch;
-    sampler.draw_exact(request_, {}, [&](size_t first, const SamplerRow& row, std::span<const float> x) {
+    draw(sampler, [&](size_t first, const SamplerRow& row, std::span<const float> x) {
       // The first of a step's two evaluations only tries where the step leads.
       const bool tries = reverse_.kind == SamplerKind::heun && row.next_sigma != 0 && row.next_sigma != row.sigma;
       if (!tries) by_batch[first].push_back(images_of(x, 1 / std::sqrt(1 + row.next_sigma * row.next_sigma)));
@@ -192,14 +206,16 @@ class Visualizer {
     for (const SamplerKind kind : {SamplerKind::ddpm, SamplerKind::ddim, SamplerKind::heun, SamplerKind::dpmpp2m}) {
       SamplerConfig config = sized(default_sampler(config_.diffusion, kind));
       Sampler sampler(config_.unet, config_.diffusion, config, environment_, backend_);
-      for (const int64_t steps : {5, 10, 20, 50}) {
-        if (steps > config_.diffusion.timesteps) continue;
+      int64_t before = 0;
+      for (const int64_t most : {5, 10, 20, 50}) {
+        const int64_t steps = std::min(most, config_.diffusion.timesteps);
+        if (steps == std::exchange(before, steps)) continue;
         config.steps = steps;
         sampler.use(config);
         say("samplers.png, row {}: {}, {} steps, {} evaluations of the network\n", ++row, to_string(kind), steps,
             evaluations(kind, steps));
         std::fflush(stdout);
-        for (runtime::Image& image : sampler.draw(request_)) tiles.push_back(std::move(image));
+        for (runtime::Image& image : to_images(config_.unet, draw(sampler))) tiles.push_back(std::move(image));
       }
     }
     const fs::path path = options_.out / "samplers.png";
@@ -210,13 +226,7 @@ class Visualizer {
   std::vector<runtime::Image> images_of(std::span<const float> x, double scale) const {
     std::vector<float> shown(x.begin(), x.end());
     for (float& value : shown) value *= static_cast<float>(scale);
-    const UNetConfig& unet = config_.unet;
-    const auto each = static_cast<size_t>(unet.image_height * unet.image_width * unet.image_channels);
-    std::vector<runtime::Image> images;
-    for (size_t at = 0; at < shown.size(); at += each) {
-      images.push_back(to_image(unet, std::span<const float>(shown).subspan(at, each)));
-    }
-    return images;
+    return to_images(config_.unet, shown);
   }
 
   void write(const Frames& frames, const std::string& name) const {
@@ -227,6 +237,7 @@ class Visualizer {
 
   const VisualizeOptions& options_;
   const ir::Options& environment_;
+  const InterruptGuard& interrupt_;
   const TrainedModel& checkpoint_;
   const RunConfig& config_;
   const SamplerConfig reverse_;
@@ -247,8 +258,10 @@ void visualize(const VisualizeOptions& options, const ir::Options& environment) 
                 ExitCode::wrong_usage);
   }
   const TrainedModel checkpoint = TrainedModel::open(options.checkpoint, "--checkpoint", options.foreign);
+  require_pictures(checkpoint);
   for (const std::string& note : checkpoint.notes()) say("{}\n", note);
-  Visualizer(options, environment, checkpoint).run();
+  const InterruptGuard interrupt;
+  Visualizer(options, environment, checkpoint, interrupt).run();
 }
 
 }  // namespace difuse::models

@@ -38,7 +38,8 @@ struct VisualizeOptions {
 ///   reverse.png, reverse.webp    images being drawn, a row each
 ///   samplers.png                 the same images by several samplers in 5, 10, 20 and 50 steps, a row per sampler and
 ///                                number of steps
-/// Noisy images x_0 + sigma z are shown over sqrt(1 + sigma^2), in any process. Throws Error as sample() does.
+/// Noisy images x_0 + sigma z are shown over sqrt(1 + sigma^2), in any process. Throws Error as sample() does, and
+/// Interrupted; the folder is there afterwards only if it was before or holds something.
 void visualize(const VisualizeOptions& options, const ir::Options& environment);
 
 }  // namespace difuse::models

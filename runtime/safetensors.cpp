@@ -72,16 +72,27 @@ void name_foreign_file(const fs::path& path, std::string_view text) {
     foreign(path, "it is a zip archive, most likely a PyTorch .pt checkpoint",
             "convert it to safetensors, or give a .safetensors file");
   }
-  // A pickle begins with opcode 0x80 and its protocol number.
-  if (text.size() >= 2 && text[0] == '\x80' && text[1] >= 2 && text[1] <= 5) {
-    foreign(path, "it is a Python pickle, most likely a PyTorch checkpoint; reading it would mean running its code",
-            "convert it to safetensors, or give a .safetensors file");
+  // A pickle begins with opcode 0x80 and its protocol number; of protocol 0 with a mark and a container, or a class.
+  const bool pickle = text.size() >= 2 && text[0] == '\x80' && text[1] >= 2 && text[1] <= 5;
+  if (pickle || text.starts_with("(d") || text.starts_with("(l") || text.starts_with("ccollections\n")) {
+    foreign(path,
+            "it is a bare Python pickle, most likely of PyTorch before 1.6; reading it would mean running its code",
+            "save it again with a newer torch.save, which writes a zip archive, or as safetensors");
+  }
+  constexpr std::size_t kTarMagic = 257;
+  const bool tar = text.size() > kTarMagic && text.substr(kTarMagic).starts_with("ustar");
+  if (tar || text.starts_with("\x1f\x8b")) {
+    foreign(path, tar ? "it is a tar archive" : "it is compressed by gzip", "unpack it, and give what is in it");
   }
   std::string start(text.substr(0, 64));
   start.erase(0, std::min(start.size(), start.find_first_not_of(" \t\r\n\xEF\xBB\xBF")));
   std::transform(start.begin(), start.end(), start.begin(), [](unsigned char c) { return std::tolower(c); });
   if (start.starts_with("<!doctype html") || start.starts_with("<html")) {
     foreign(path, "it is an HTML page, most likely the error page of a download", kDownloadAgain);
+  }
+  if (start.starts_with("<?xml")) foreign(path, "it is XML, most likely the error page of a download", kDownloadAgain);
+  if (start.starts_with("{") || start.starts_with("[")) {
+    foreign(path, "it is text, most likely JSON", "give the file of the weights themselves");
   }
 }
 

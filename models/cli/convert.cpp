@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <memory>
 
 #include "ir/error.h"
@@ -29,8 +30,13 @@ WeightsFormat format_of(const ConvertFlags& flags) {
   return *flags.format == "safetensors" ? WeightsFormat::safetensors : WeightsFormat::difuse;
 }
 
-/// A slip must not cost a file that something else needs.
+/// A slip must not cost a file that something else needs, nor give one a name that stands for another format.
 void require_free(const std::filesystem::path& to, WeightsFormat format) {
+  constexpr std::array kOthers = {".pt", ".pth", ".bin", ".ckpt"};
+  if (format != WeightsFormat::diffusers && std::ranges::find(kOthers, to.extension()) != kOthers.end()) {
+    throw Error(fmt::format("--to '{}' has the name of a format that is not written", to.string()),
+                "give a name that ends in .safetensors", ExitCode::wrong_usage);
+  }
   std::error_code ignored;
   if (!std::filesystem::exists(to, ignored)) {
     if (format != WeightsFormat::diffusers) runtime::require_writable(to, 0);
@@ -56,6 +62,9 @@ int run_convert(ConvertFlags& flags) {
   std::vector<std::string> report;
   const std::vector<float> parameters = model.parameters(weights, layout, &report);
   for (const std::string& line : report) say("{}\n", line);
+  if (format != WeightsFormat::difuse && !model.config().run.class_names.empty()) {
+    say("the names of the classes are not written: the format has numbers alone\n");
+  }
   say("{} parameters in {} tensors ({} weights)\n", format_count(layout.parameters()), layout.specs().size(), weights);
   export_weights(format, flags.to, model.config(), layout, parameters);
   say("{}\n", flags.to);

@@ -133,7 +133,11 @@ Action add_train(CLI::App& app) {
       "Noise schedule; of the first two beta goes from 1e-4 to 0.02, or as beta_start and beta_end in [diffusion] "
       "of --config say",
       kPreset);
-  add_whole(app, "--timesteps", o.timesteps, {2, 1 << 20}, "Timesteps of the noise schedule", kPreset);
+  add_whole(
+      app, "--timesteps", o.timesteps, {2, 100000},
+      "Timesteps of the noise schedule, of the linear ones above 1000 times beta_end: betas are as of 1000 and are "
+      "multiplied by 1000 / N; edm: the most steps of a sampler",
+      kPreset);
   add_choice(app, "--prediction", flags->prediction, {"eps", "x0", "v"}, "ddpm: what the network answers", kPreset);
   flags->rescale_flag = app.add_flag("--rescale-timesteps", flags->rescale_timesteps,
                                      "ddpm: the network sees t of 1000, whatever --timesteps");
@@ -145,9 +149,11 @@ Action add_train(CLI::App& app) {
            "edm: standard deviation of the images", "0.5");
   add_real(app, "--p-mean", o.p_mean, {-10, 10}, "edm: mean of the noise levels' logarithm", "-1.2");
   add_real(app, "--p-std", o.p_std, {.least = 0, .most = 5, .open = true}, "edm: its standard deviation", "1.2");
-  add_real(app, "--label-dropout", o.label_dropout, {.least = 0, .most = 1, .open_above = true},
-           "Share of the images that are shown without label, for guidance; the model's last class is then no label",
-           "0");
+  add_real(
+      app, "--label-dropout", o.label_dropout, {.least = 0, .most = 1, .open_above = true},
+      "Share of the images that are shown without label, for guidance; the model's last class is then no label, so "
+      "--classes is one more than the data has",
+      "0");
   add_seed(app, "--seed", o.seed, "Seed of everything random", "0");
 
   add_whole(app, "--save-every", flags->save_every, kMaybe, "Steps between checkpoints; 0: only at the end", "500");

@@ -1,11 +1,15 @@
 #include "models/visualize.h"
 
+#include <fmt/format.h>
+
 #include <memory>
 
+#include "ir/error.h"
 #include "models/cli/commands.h"
 #include "models/cli/flags.h"
 #include "models/cli/names.h"
 #include "models/cli/sampler_flags.h"
+#include "models/run/interrupt.h"
 
 namespace difuse::models {
 namespace {
@@ -39,8 +43,27 @@ int run_visualize(VisualizeFlags& flags, const CommandContext& context) {
   if (!flags.low_res.empty()) options.low_res = flags.low_res;
   if (!flags.config.empty()) options.foreign.config = flags.config;
   options.threads = resolve_threads(flags.threads);
-  visualize(options, context.options);
+  try {
+    visualize(options, context.options);
+  } catch (const Interrupted& stop) {
+    return 128 + stop.signal;
+  }
   return 0;
+}
+
+/// A flag that the one part that is asked for does not read is a mistake.
+void refuse_unread(const CLI::App& app, const std::optional<std::string>& only) {
+  if (!only) return;
+  const auto refuse = [&](const char* flag, const char* read_by) {
+    if (*only == read_by || app.get_option(flag)->count() == 0) return;
+    throw Error(fmt::format("{} has no meaning with --only {}", flag, *only),
+                fmt::format("leave it out, or use --only {}", read_by), ExitCode::wrong_usage);
+  };
+  refuse("--data", "forward");
+  for (const char* flag : {"--sampler", "--steps", "--spacing", "--rho", "--sigma-min", "--sigma-max", "--eta",
+                           "--variance", "--churn", "--guidance", "--clip", "--percentile"}) {
+    refuse(flag, "reverse");
+  }
 }
 
 }  // namespace
@@ -64,10 +87,15 @@ Action add_visualize(CLI::App& app) {
              "the preset of these shapes");
   add_path(app, "--config", flags->config, "The same as a TOML file");
   flags->sampler.add(app);
+  app.get_option("--sampler")
+      ->description("Sampler of the reverse process, as its flags below are [ddpm; heun of edm]");
   add_device(app, o.device);
   add_dtype(app, o.precision);
   add_threads(app, flags->threads);
-  return [flags](const CommandContext& context) { return run_visualize(*flags, context); };
+  return [flags, &app](const CommandContext& context) {
+    refuse_unread(app, flags->only);
+    return run_visualize(*flags, context);
+  };
 }
 
 }  // namespace difuse::models

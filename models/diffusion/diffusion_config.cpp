@@ -36,6 +36,7 @@ void check_edm(const DiffusionConfig& config) {
   };
   fits("prediction", to_string(config.prediction), to_string(fixed.prediction));
   fits("rescale_timesteps", config.rescale_timesteps, fixed.rescale_timesteps);
+  fits("unit_timesteps", config.unit_timesteps, fixed.unit_timesteps);
   fits("rescale_learned_sigmas", config.rescale_learned_sigmas, fixed.rescale_learned_sigmas);
   fits("min_snr_gamma", config.min_snr_gamma, fixed.min_snr_gamma);
   if (!(config.sigma_data > 0 && config.sigma_data <= 1e3)) {
@@ -72,6 +73,12 @@ std::optional<Prediction> parse_prediction(std::string_view text) {
   return parse_name({Prediction::eps, Prediction::x0, Prediction::v}, text);
 }
 
+double time_factor(const DiffusionConfig& config) {
+  const auto timesteps = static_cast<double>(config.timesteps);
+  if (config.unit_timesteps) return 1 / timesteps;
+  return config.rescale_timesteps ? 1000 / timesteps : 1;
+}
+
 DiffusionConfig with_process(const DiffusionConfig& config, Process process) {
   if (config.process == process) return config;
   DiffusionConfig other{config.schedule, config.timesteps, process};
@@ -82,6 +89,9 @@ DiffusionConfig with_process(const DiffusionConfig& config, Process process) {
 void check(const DiffusionConfig& config) {
   check_timesteps(config);
   if (config.process == Process::edm) check_edm(config);
+  if (config.rescale_timesteps && config.unit_timesteps) {
+    wrong_usage("rescale_timesteps and unit_timesteps: the network sees one or the other", "leave one of them out");
+  }
   if (!(config.min_snr_gamma >= 0)) {
     wrong_usage(fmt::format("min_snr_gamma is {}", config.min_snr_gamma),
                 "choose 0 for weight 1, or a bound such as 5");

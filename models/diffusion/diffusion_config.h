@@ -40,7 +40,9 @@ struct DiffusionConfig {
 
   // ddpm alone; edm refuses other values than these.
   Prediction prediction = Prediction::eps;
-  bool rescale_timesteps = false;       ///< The network sees t * 1000 / timesteps instead of t.
+  bool rescale_timesteps = false;  ///< The network sees t * 1000 / timesteps instead of t.
+  /// It sees t / timesteps, for one that takes the time as it is (UNetFamily::strided). Not beside rescale_timesteps.
+  bool unit_timesteps = false;
   bool rescale_learned_sigmas = false;  ///< A learned variance's bound counts timesteps / 1000 times.
   double min_snr_gamma = 0;  ///< Bound of the loss weight (Hang et al., "Min-SNR Weighting", 2023); 0: weight 1.
 
@@ -59,11 +61,14 @@ struct DiffusionConfig {
     v("beta_start", beta_start), v("beta_end", beta_end);
     v("rescale_timesteps", rescale_timesteps), v("rescale_learned_sigmas", rescale_learned_sigmas);
     v("min_snr_gamma", min_snr_gamma), v("sigma_data", sigma_data), v("p_mean", p_mean), v("p_std", p_std);
-    v("label_dropout", label_dropout);
+    v("label_dropout", label_dropout), v("unit_timesteps", unit_timesteps);
   }
   /// Files of before there was anything but DDPM leave these out, and mean the default.
   static constexpr bool may_be_missing(std::string_view name) { return name != "schedule" && name != "timesteps"; }
 };
+
+/// What the network sees of timestep t is t times this.
+double time_factor(const DiffusionConfig& config);
 
 /// What remains of a configuration in that process: of another one, its own fields would be refused there.
 DiffusionConfig with_process(const DiffusionConfig& config, Process process);

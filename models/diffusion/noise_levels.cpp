@@ -33,7 +33,7 @@ double NoiseLevels::time_of(double sigma) const {
     const double low = std::log(*(above - 1)), high = std::log(*above);
     t = static_cast<double>(above - sigmas_.begin()) - (high - std::log(sigma)) / (high - low);
   }
-  return config_.rescale_timesteps ? t * (1000 / static_cast<double>(config_.timesteps)) : t;
+  return t * time_factor(config_);
 }
 
 NoiseLevel NoiseLevels::at(double sigma) const {

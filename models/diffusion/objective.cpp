@@ -38,7 +38,7 @@ Task draw_ddpm(ir::Builder& build, const DiffusionConfig& config, Value x0, Valu
   const Value kept = scaled(x0, signal);
   task.input = build.add(kept, scaled(noise, sigma));
   task.time = build.cast(task.t, DType::f32);
-  if (config.rescale_timesteps) task.time = build.mul(task.time, 1000 / static_cast<double>(config.timesteps));
+  if (time_factor(config) != 1) task.time = build.mul(task.time, time_factor(config));
   switch (config.prediction) {
     case Prediction::eps:
       task.target = noise;

@@ -19,6 +19,9 @@ bool has_range(const SamplerConfig& config, const DiffusionConfig& diffusion) {
   return config.spacing == Spacing::karras || diffusion.process == Process::edm;
 }
 
+/// Further out the coefficients of a step, or their products with an image, leave what f32 holds.
+constexpr double kLeastSigma = 1e-6, kMostSigma = 1e6, kMostChurnNoise = 1e3;
+
 void check_spacing(const SamplerConfig& config, const DiffusionConfig& diffusion) {
   const bool by_timestep = config.spacing == Spacing::trailing || config.spacing == Spacing::leading;
   if (by_timestep && diffusion.process == Process::edm) {
@@ -39,11 +42,13 @@ void check_spacing(const SamplerConfig& config, const DiffusionConfig& diffusion
   const double least = config.sigma_min == 0 ? levels.least() : config.sigma_min;
   const double most = config.sigma_max == 0 ? levels.most() : config.sigma_max;
   const bool known = diffusion.process == Process::edm || (least >= levels.least() && most <= levels.most());
-  if (least > 0 && least < most && most <= 1e6 && known) return;
-  wrong_usage(fmt::format("sigma from {} down to {}", most, least),
-              diffusion.process == Process::edm
-                  ? std::string("choose sigma_min above 0 and sigma_max above that")
-                  : fmt::format("the model knows {} to {}", levels.least(), levels.most()));
+  if (least >= kLeastSigma && least < most && most <= kMostSigma && known) return;
+  wrong_usage(
+      fmt::format("sigma from {} down to {}", most, least),
+      diffusion.process == Process::edm
+          ? fmt::format("choose --sigma-min from {} and --sigma-max above that, up to {}", kLeastSigma, kMostSigma)
+          : fmt::format("choose --sigma-min and --sigma-max of the model's noise levels, {} to {}", levels.least(),
+                        levels.most()));
 }
 
 void check_noise(const SamplerConfig& config) {
@@ -54,6 +59,14 @@ void check_noise(const SamplerConfig& config) {
   }
   if (!(config.churn >= 0 && config.churn_noise >= 0 && config.churn_min >= 0)) {
     wrong_usage("a negative churn, or range or noise of it", "choose 0 or more");
+  }
+  if (config.churn_noise > kMostChurnNoise) {
+    wrong_usage(fmt::format("--churn-noise is {}", config.churn_noise), fmt::format("choose 0 to {}", kMostChurnNoise));
+  }
+  if (config.churn_min > config.churn_max) {
+    wrong_usage(fmt::format("--churn-min {} is above --churn-max {}, so that no noise is added anywhere",
+                            config.churn_min, config.churn_max),
+                "exchange them, or leave them out");
   }
   if (config.churn > 0 && !is_stochastic_solver(config.kind)) {
     wrong_usage(fmt::format("churn has no meaning with the {} sampler", to_string(config.kind)),

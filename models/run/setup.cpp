@@ -283,8 +283,16 @@ void check_names(const runtime::ImageSet& images) {
 void check_classes(const RunConfig& config, const runtime::ImageSet& images, const TrainOptions& options,
                    const Checkpoint* resumed) {
   if (config.unet.num_classes == 0) return;
+  const int64_t labelled = labelled_classes(config.diffusion, config.unet.num_classes);
   try {
-    runtime::check_labels(images, static_cast<int>(labelled_classes(config.diffusion, config.unet.num_classes)));
+    if (const int64_t most = images.labels.empty() ? -1 : *std::ranges::max_element(images.labels);
+        labelled < config.unet.num_classes && most >= labelled) {
+      throw Error(fmt::format("the labels go to {}, and of the model's {} classes the last stands for no label "
+                              "(label_dropout), so that images can have 0 to {}",
+                              most, config.unet.num_classes, labelled - 1),
+                  fmt::format("give --classes {}, one more than the data has", most + 2));
+    }
+    runtime::check_labels(images, static_cast<int>(labelled));
   } catch (const Error& error) {
     wrong_usage(fmt::format("--data '{}': {}", options.data.string(), error.what()), error.remedy());
   }
@@ -349,9 +357,15 @@ RunConfig merge(const TrainOptions& options, const Checkpoint* resumed, const Tr
     if (part->value == (whole != nullptr ? whole->value : json(table.batch))) part->value = 0;  // All at once.
   }
   config.unet = settings.apply("model", config.unet, resumed);
+  const Process before = config.diffusion.process;
   if (const Setting* asked = settings.find("diffusion", "process"); resumed == nullptr && asked != nullptr) {
     // What only the process of a preset or of weights knows would be refused, though nobody asked for it.
     config.diffusion = with_process(config.diffusion, *parse_process(asked->value.get<std::string>()));
+  }
+  const bool own_times = resumed == nullptr && (initial == nullptr || config.diffusion.process != before);
+  if (own_times && config.unet.family == UNetFamily::strided) {
+    // Timesteps of up to 999 as a channel beside pixels of about 1 would drown them.
+    config.diffusion.unit_timesteps = config.diffusion.process == Process::ddpm;
   }
   config.diffusion = settings.apply("diffusion", config.diffusion, resumed);
   check_process_flags(settings, config.diffusion);
@@ -361,6 +375,10 @@ RunConfig merge(const TrainOptions& options, const Checkpoint* resumed, const Tr
     config.training = from_table(table);
     check(config.unet);
     check_second_image(config.unet, options);
+    if (options.rescale_learned_sigmas.value_or(false) && !config.unet.learn_sigma) {
+      wrong_usage("--rescale-learned-sigmas, but the model learns no variance",
+                  "leave it out, or set learn_sigma = true in [model] of --config");
+    }
     check(config.diffusion);
   } catch (const Error& error) {
     say_in_which_file(options, error);

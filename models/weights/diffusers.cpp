@@ -95,6 +95,11 @@ void read_size(const JsonKeys& keys, UNetConfig& config, std::set<std::string>& 
 
 fs::path find_diffusers_folder(const fs::path& path) {
   std::error_code ignored;
+  const std::string name = path.filename();
+  if (name == kDiffusersFile || name == std::string(kDiffusersFile) + ".index.json") {
+    const fs::path folder = fs::absolute(path, ignored).parent_path();
+    return fs::exists(path, ignored) && fs::exists(folder / "config.json", ignored) ? folder : fs::path();
+  }
   if (!fs::is_directory(path, ignored)) return {};
   if (fs::exists(path / "config.json", ignored)) return path;
   if (fs::exists(path / "unet" / "config.json", ignored)) return path / "unet";

@@ -15,7 +15,10 @@
 
 namespace difuse::models {
 
-/// The folder of the UNet itself for a path that a user gives; empty when it is none of diffusers'.
+inline constexpr const char* kDiffusersFile = "diffusion_pytorch_model.safetensors";
+
+/// The folder of the UNet itself for a path that a user gives, which may be that of its weights; empty when it is none
+/// of diffusers'.
 std::filesystem::path find_diffusers_folder(const std::filesystem::path& path);
 
 /// The model that config.json describes; `tensors` say whether the middle attention has a norm, which depends on the

@@ -5,9 +5,12 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
+#include <set>
 #include <string_view>
 #include <system_error>
 
+#include "models/diffusion/sampler_config.h"
 #include "models/weights/json_keys.h"
 
 namespace difuse::models {
@@ -37,6 +40,67 @@ constexpr std::array<std::string_view, 19> kOfBetas = {"DDPM",
                                                        "DPMSolverSinglestep",
                                                        "KDPM2AncestralDiscrete"};
 constexpr std::array<std::string_view, 2> kEdm = {"EDMEuler", "EDMDPMSolverMultistep"};
+
+/// Those that draw as a sampler here does.
+std::optional<SamplerKind> sampler_of(const JsonKeys& keys, std::string_view scheduler) {
+  if (scheduler == "DDPM" || scheduler == "DDPMParallel") return SamplerKind::ddpm;
+  if (scheduler == "DDIM" || scheduler == "DDIMParallel") return SamplerKind::ddim;
+  if (scheduler == "EulerDiscrete" || scheduler == "EDMEuler") return SamplerKind::euler;
+  if (scheduler == "HeunDiscrete") return SamplerKind::heun;
+  const bool multistep = scheduler == "DPMSolverMultistep" || scheduler == "EDMDPMSolverMultistep";
+  const bool second = keys.get<int64_t>("solver_order", 2) == 2 &&
+                      keys.get<std::string>("algorithm_type", "dpmsolver++") == "dpmsolver++" &&
+                      keys.get<std::string>("solver_type", "midpoint") == "midpoint";
+  return multistep && second ? std::optional(SamplerKind::dpmpp2m) : std::nullopt;
+}
+
+/// The noise levels that it visits; none where no spacing here has them.
+std::optional<Spacing> spacing_of(const JsonKeys& keys, SamplerKind kind, Process process) {
+  if (process == Process::edm) {
+    const bool karras = keys.get<std::string>("sigma_schedule", "karras") == "karras";
+    return karras ? std::optional(Spacing::karras) : std::nullopt;
+  }
+  for (const char* key : {"use_exponential_sigmas", "use_beta_sigmas", "use_lu_lambdas"}) {
+    if (keys.get<bool>(key, false)) return std::nullopt;
+  }
+  if (keys.get<bool>("use_karras_sigmas", false)) return Spacing::karras;
+  const bool ancestral = kind == SamplerKind::ddpm || kind == SamplerKind::ddim;
+  const std::string spacing = keys.get<std::string>("timestep_spacing", ancestral ? "leading" : "linspace");
+  if (spacing == "trailing") return Spacing::trailing;
+  if (kind == SamplerKind::dpmpp2m) return std::nullopt;  // Its others end above timestep 0.
+  if (spacing == "leading" && keys.get<int64_t>("steps_offset", 0) == 0) return Spacing::leading;
+  return spacing == "linspace" ? std::optional(Spacing::linear) : std::nullopt;
+}
+
+/// Keys of how it draws that are neither here nor at their usual values.
+std::vector<std::string> keys_not_taken(const JsonKeys& keys, bool with_spacing) {
+  static const std::set<std::string, std::less<>> kTaken = {"beta_start",          "beta_end",
+                                                            "beta_schedule",       "trained_betas",
+                                                            "num_train_timesteps", "prediction_type",
+                                                            "sigma_data",          "sigma_min",
+                                                            "sigma_max",           "rho",
+                                                            "variance_type",       "clip_sample",
+                                                            "clip_sample_range",   "thresholding",
+                                                            "sample_max_value",    "dynamic_thresholding_ratio",
+                                                            "label_dropout",       "snr_shift_scale",
+                                                            "timestep_type"};
+  static const std::set<std::string, std::less<>> kOfSpacing = {
+      "timestep_spacing", "use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "use_lu_lambdas",
+      "sigma_schedule",   "steps_offset"};
+  static const nlohmann::json kUsual = {{"set_alpha_to_one", true},  {"lower_order_final", true},
+                                        {"solver_order", 2},         {"algorithm_type", "dpmsolver++"},
+                                        {"solver_type", "midpoint"}, {"final_sigmas_type", "zero"},
+                                        {"steps_offset", 0},         {"interpolation_type", "linear"},
+                                        {"flow_shift", 1.0},         {"sigma_schedule", "karras"}};
+  std::vector<std::string> names;
+  for (const auto& [name, value] : keys.object().items()) {
+    if (name.starts_with("_") || kTaken.contains(name) || value.is_null()) continue;
+    if (with_spacing && kOfSpacing.contains(name)) continue;
+    const nlohmann::json usual = kUsual.value(name, nlohmann::json(false));
+    if (value != usual) names.push_back(name);
+  }
+  return names;
+}
 
 void read_betas(const JsonKeys& keys, DiffusionConfig& config) {
   const std::string schedule = keys.get<std::string>("beta_schedule", "linear");
@@ -79,6 +143,12 @@ std::vector<std::string> drawing_flags(const JsonKeys& keys, std::string_view sc
     if (const double value = keys.get<double>(key, usual); value != usual) give(flag, value);
   };
   const bool edm = process == Process::edm, ddpm = scheduler.starts_with("DDPM");
+  DiffusionConfig of_process;
+  of_process.process = process;
+  const auto kind = sampler_of(keys, scheduler);
+  if (kind && *kind != default_sampler(of_process).kind) give("--sampler", to_string(*kind));
+  const auto spacing = kind ? spacing_of(keys, *kind, process) : std::nullopt;
+  if (spacing && *spacing != default_sampler(of_process, kind).spacing) give("--spacing", to_string(*spacing));
   if (edm) {
     give_other("sigma_min", "--sigma-min", 0.002);
     give_other("sigma_max", "--sigma-max", 80);
@@ -87,6 +157,9 @@ std::vector<std::string> drawing_flags(const JsonKeys& keys, std::string_view sc
   const std::string variance = keys.get<std::string>("variance_type", "fixed_small");
   if (variance == "fixed_large") {
     if (ddpm && !learn_sigma) give("--variance", "large");
+  } else if (variance == "learned_range" && !learn_sigma) {
+    keys.refuse("variance_type", "is of a UNet that gives a variance, and out_channels is in_channels here",
+                R"(set "fixed_small", the default, if the model may be drawn from with that)");
   } else if (variance != "fixed_small" && variance != "fixed_small_log" && variance != "learned_range") {
     keys.refuse("variance_type", R"(is not supported, only "fixed_small", "fixed_large" and "learned_range" are)",
                 R"(set "fixed_small", the default, if the model may be drawn from with that)");
@@ -144,9 +217,18 @@ DiffusersSchedule read_diffusers_schedule(const fs::path& path, const UNetConfig
     throw Error(fmt::format("'{}': {}", path.string(), error.what()), "this model cannot be expressed here");
   }
 
+  std::vector<std::string> parts;
   if (const auto flags = drawing_flags(keys, name, config.process, unet.learn_sigma); !flags.empty()) {
-    found.note = fmt::format("its scheduler draws as difuse sample does with {}", fmt::join(flags, " "));
+    parts.push_back(fmt::format("its scheduler draws as difuse sample does with {}", fmt::join(flags, " ")));
   }
+  const auto kind = sampler_of(keys, name);
+  const bool spaced = kind && spacing_of(keys, *kind, config.process);
+  if (!kind) parts.push_back(fmt::format("no sampler here is its {}", name));
+  if (kind && !spaced) parts.emplace_back("no spacing here is its own");
+  if (const auto names = keys_not_taken(keys, spaced); !names.empty()) {
+    parts.push_back(fmt::format("not taken from it: {}", fmt::join(names, ", ")));
+  }
+  found.note = fmt::format("{}", fmt::join(parts, "; "));
   return found;
 }
 
@@ -164,7 +246,7 @@ nlohmann::ordered_json diffusers_schedule(const DiffusionConfig& diffusion, bool
     write_label_dropout();
     return object;
   }
-  if (diffusion.rescale_timesteps && diffusion.timesteps != 1000) {
+  if (time_factor(diffusion) != 1) {
     throw Error("diffusers' schedulers have no rescaled timesteps",
                 "choose another --format: difuse keeps everything, safetensors has guided-diffusion's names",
                 ExitCode::wrong_usage);
@@ -180,6 +262,7 @@ nlohmann::ordered_json diffusers_schedule(const DiffusionConfig& diffusion, bool
   object["prediction_type"] = diffusion.prediction == Prediction::eps  ? "epsilon"
                               : diffusion.prediction == Prediction::x0 ? "sample"
                                                                        : "v_prediction";
+  object["timestep_spacing"] = "linspace";
   object["variance_type"] = learn_sigma ? "learned_range" : "fixed_small";
   write_label_dropout();
   return object;

@@ -17,7 +17,8 @@ std::filesystem::path find_diffusers_schedule(const std::filesystem::path& unet_
 
 struct DiffusersSchedule {
   DiffusionConfig diffusion;
-  std::string note;  ///< What the scheduler does in drawing that takes flags here; empty for nothing.
+  /// What the scheduler does in drawing that takes flags here, and what of it has no flag; empty for nothing.
+  std::string note;
 };
 
 /// Noise schedule, prediction and process, and "label_dropout", a key of our own. Error naming the key whose value has

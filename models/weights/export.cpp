@@ -29,6 +29,38 @@ struct Tensors {
   }
 };
 
+/// Files and folders of an export, which are gone again where it fails: half of one is no model.
+class Made {
+ public:
+  Made() = default;
+  Made(const Made&) = delete;
+  Made& operator=(const Made&) = delete;
+  ~Made() {
+    std::error_code ignored;
+    for (; !paths_.empty(); paths_.pop_back()) fs::remove(paths_.back(), ignored);  // No folder that holds something.
+  }
+
+  /// Makes it, and the folders above it.
+  void folder(const fs::path& path) {
+    fs::path so_far;
+    for (const fs::path& part : path) {
+      so_far /= part;
+      std::error_code error;
+      if (fs::create_directory(so_far, error)) paths_.push_back(so_far);
+      if (error) throw runtime::write_error(so_far, error.value());
+    }
+  }
+  /// One that is about to be written. What was there before is not ours.
+  void file(const fs::path& path) {
+    std::error_code ignored;
+    if (!fs::exists(path, ignored)) paths_.push_back(path);
+  }
+  void keep() { paths_.clear(); }
+
+ private:
+  std::vector<fs::path> paths_;
+};
+
 void export_difuse(const fs::path& to, RunConfig config, const ParameterLayout& layout, std::span<const float> flat) {
   config.training.optimizer.ema_decays.clear();  // There is one set of weights.
   StateValues states;
@@ -62,16 +94,18 @@ void export_diffusers(const fs::path& to, const RunConfig& config, const Paramet
       tensors.add(names[static_cast<size_t>(k)], shape, {values.begin() + k * size, values.begin() + (k + 1) * size});
     }
   }
-  std::error_code error;
-  fs::create_directories(to, error);
-  if (error) throw runtime::write_error(to, error.value());
-  runtime::write_safetensors(to / "diffusion_pytorch_model.safetensors", {{"format", "pt"}}, tensors.entries);
+  Made made;
+  made.folder(to);
+  made.file(to / kDiffusersFile);
+  runtime::write_safetensors(to / kDiffusersFile, {{"format", "pt"}}, tensors.entries);
   for (const auto& [name, text] :
        {std::pair{"scheduler_config.json", &schedule}, std::pair{"config.json", &description}}) {
+    made.file(to / name);
     runtime::AtomicFile file(to / name);
     file.write(*text);
     file.commit();
   }
+  made.keep();
 }
 
 void export_safetensors(const fs::path& to, const ParameterLayout& layout, std::span<const float> flat) {

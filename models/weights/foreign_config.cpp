@@ -13,6 +13,7 @@
 #include "models/config/config_json.h"
 #include "models/config/toml_file.h"
 #include "models/presets.h"
+#include "models/weights/adm.h"
 #include "models/weights/trained_model.h"
 
 namespace difuse::models {
@@ -106,13 +107,33 @@ void require_no_difference(const fs::path& path, const UNetConfig& file, const U
               "leave it out, or give the model that the weights are of");
 }
 
+/// The same numbers of channels may be those of an image, or of two and a learned variance: what the user says counts.
+ForeignConfig with_channels(ForeignConfig described, const Said& said) {
+  UNetConfig& unet = described.unet;
+  std::optional<int64_t> channels;
+  if (said.base) channels = said.base->unet.image_channels;
+  for (const Setting& setting : said.file.settings) {
+    if (setting.table == "model" && setting.key == "image_channels") channels = setting.value.get<int64_t>();
+  }
+  const int64_t in = unet.input_channels(), out = unet.out_channels();
+  if (!channels || described.unknown.contains("image_channels") || *channels > in) return described;
+  if (out != *channels && out != 2 * *channels) return described;
+  unet.image_channels = *channels;
+  settle_channels(unet, in, out);
+  if (unet.conditioning_channels == 0) described.unknown.erase("low_res_factor");
+  if (unet.conditioning_channels > 0) described.unknown.insert("low_res_factor");
+  return described;
+}
+
 /// What decides an output and no tensor shows: nothing may be guessed here.
 std::vector<std::string> essential(const ForeignConfig& described) {
-  constexpr std::array kNames = {"image_height", "image_width", "low_res_factor", "num_heads", "qkv_order"};
+  constexpr std::array kNames = {"image_height",         "image_width",    "image_channels", "learn_sigma",
+                                 "use_scale_shift_norm", "low_res_factor", "num_heads",      "qkv_order"};
   std::vector<std::string> names;
   for (const char* name : kNames) {
     const bool heads = std::string_view(name).starts_with("num_") || std::string_view(name).starts_with("qkv");
     if (heads && described.unet.family == UNetFamily::strided) continue;
+    if (std::string_view(name) == "low_res_factor" && described.unet.conditioning_channels == 0) continue;
     if (described.unknown.contains(name)) names.emplace_back(name);
   }
   return names;
@@ -147,10 +168,11 @@ RunConfig run_config(std::string name, const UNetConfig& unet, const DiffusionCo
 
 }  // namespace
 
-RunConfig settle_foreign_config(const fs::path& path, const ForeignConfig& described, const WeightsOptions& options) {
+RunConfig settle_foreign_config(const fs::path& path, const ForeignConfig& given, const WeightsOptions& options) {
   const fs::path whole = fs::absolute(path).lexically_normal();  // "." and "unet/" have names too.
   const std::string file_name = whole.has_filename() ? whole.filename() : whole.parent_path().filename();
   Said said = said_by(options);
+  const ForeignConfig described = with_channels(given, said);
   if (const std::vector<std::string> open = essential(described); !said.base && !options.config && !open.empty()) {
     said.base = matching_preset(path, described);
     if (!said.base) {
@@ -165,8 +187,8 @@ RunConfig settle_foreign_config(const fs::path& path, const ForeignConfig& descr
   require_no_difference(path, unet, wanted, said.source);
   if (!said.base) {
     std::vector<std::string> open = essential(described);
-    std::erase_if(open, [&keys](const std::string& name) {
-      return keys.contains(name) || (name == "num_heads" && keys.contains("num_head_channels"));
+    std::erase_if(open, [&](const std::string& name) {
+      return keys.contains(name) || (name == "num_heads" && wanted.num_head_channels > 0);
     });
     if (!open.empty()) {
       wrong_usage(fmt::format("'{}' does not say all of its model; open are {}", path.string(), fmt::join(open, ", ")),

@@ -16,9 +16,10 @@ JsonKeys::JsonKeys(std::filesystem::path path) : path_(std::move(path)) {
 
 void JsonKeys::refuse(const std::string& key, std::string_view what, std::string remedy) const {
   const auto found = object_.find(key);
-  throw Error(fmt::format("'{}': \"{}\": {} {}", path_.string(), key,
-                          found == object_.end() ? "(left out)" : found->dump(), what),
-              std::move(remedy));
+  std::string value = found == object_.end() ? "(left out)" : found->dump();
+  constexpr size_t kMostShown = 200;
+  if (value.size() > kMostShown) value = value.substr(0, kMostShown) + "...";
+  throw Error(fmt::format("'{}': \"{}\": {} {}", path_.string(), key, value, what), std::move(remedy));
 }
 
 }  // namespace difuse::models

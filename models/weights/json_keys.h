@@ -24,6 +24,7 @@ class JsonKeys {
   [[noreturn]] void refuse(const std::string& key, std::string_view what,
                            std::string remedy = "this model cannot be expressed here") const;
 
+  const nlohmann::json& object() const { return object_; }
   bool contains(const std::string& key) const { return object_.contains(key); }
   bool is_array(const std::string& key) const { return contains(key) && object_[key].is_array(); }
   bool is_null(const std::string& key) const { return !contains(key) || object_[key].is_null(); }

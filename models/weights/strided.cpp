@@ -32,7 +32,7 @@ UNetConfig infer_strided_config(const FileTensors& tensors, std::set<std::string
   }
   c.num_res_blocks = count("middle");
   const int64_t in = size("down.0.weight", 1) - 1, out = size(fmt::format("up.{}.weight", levels - 1), 1);
-  infer_channels(c, in, out);
+  infer_channels(c, in, out, unknown);
   unknown.insert({"image_height", "image_width", "groups", "norm_eps", "max_period", "freq_shift", "cosines_first",
                   "downsample_padding", "num_heads", "num_head_channels", "qkv_order", "middle_attention",
                   "middle_attention_norm", "conv_resample"});

@@ -52,6 +52,32 @@ auto naming(const fs::path& path, const Work& work) {
   }
 }
 
+/// A UNet that works on what an autoencoder makes of images.
+std::string note_of_latents(const fs::path& unet_folder) {
+  std::error_code ignored;
+  const fs::path whole = fs::weakly_canonical(unet_folder, ignored);
+  for (const char* name : {"vqvae", "vae"}) {
+    const fs::path beside = whole.parent_path() / name;
+    if (whole.filename() != "unet" || !fs::is_directory(beside, ignored)) continue;
+    return fmt::format(
+        "its images are latents of the autoencoder '{}', which is not read here: what is drawn are these, "
+        "not pictures",
+        beside.string());
+  }
+  return {};
+}
+
+std::string process_note(const DiffusionConfig& diffusion, bool said, const WeightsOptions& options) {
+  std::string text(to_string(diffusion.process));
+  if (diffusion.process == Process::ddpm) {
+    text += fmt::format(", {} schedule of {} timesteps, prediction {}", to_string(diffusion.schedule),
+                        diffusion.timesteps, to_string(diffusion.prediction));
+  }
+  if (said) return fmt::format("process: {}", text);
+  return fmt::format("process: {}; the file does not say it, {}", text,
+                     options.config ? "--config may, in [diffusion]" : "--config FILE can, in its table [diffusion]");
+}
+
 /// The shape that each of `count` parts has, which are concatenated along the first axis.
 ir::Shape part_shape(const ir::Shape& shape, size_t count) {
   ir::Shape part = shape;
@@ -71,6 +97,8 @@ TrainedModel TrainedModel::open(const fs::path& path, std::string_view flag, con
   model.allow_partial_ = options.allow_partial;
   model.path_ = path;
   const fs::path folder = find_diffusers_folder(path);
+  std::error_code ignored;
+  if (!folder.empty() && !fs::is_directory(path, ignored)) model.path_ = folder;
   if (folder.empty()) {
     model.path_ = find_checkpoint(path, flag);
     if (is_difuse_checkpoint(model.path_)) {
@@ -86,7 +114,7 @@ TrainedModel TrainedModel::open(const fs::path& path, std::string_view flag, con
 
 void TrainedModel::open_foreign(const WeightsOptions& options) {
   ForeignConfig described;
-  std::string schedule_note;
+  std::string schedule_note, latents_note;
   const FileKind kind = kind_of_file(path_);
   const fs::path folder = find_diffusers_folder(path_);
   if (!folder.empty()) {
@@ -99,6 +127,7 @@ void TrainedModel::open_foreign(const WeightsOptions& options) {
       schedule_note = std::move(read.note);
     }
     described.kind = "a UNet2DModel of diffusers";
+    latents_note = note_of_latents(folder);
   } else if (kind == FileKind::unet_cu_weights) {
     dialect_ = Dialect::unet_cu;
     bin_ = std::make_unique<UnetCuWeights>(path_);
@@ -112,6 +141,14 @@ void TrainedModel::open_foreign(const WeightsOptions& options) {
     file_ = std::make_unique<TensorFile>(TensorFile::open(path_));
     if (!file_->note().empty()) notes_.push_back(fmt::format("weights: {}", file_->note()));
     if (has_prefix(tensors(), "down_blocks.")) {
+      std::error_code ignored;
+      const fs::path beside = fs::absolute(path_, ignored).parent_path();
+      if (fs::exists(beside / "config.json", ignored)) {
+        throw Error(fmt::format("'{}' has the names of diffusers, whose config.json beside it is of {}", path_.string(),
+                                kDiffusersFile),
+                    fmt::format("give the folder '{}', with the file under that name", beside.string()),
+                    ExitCode::wrong_usage);
+      }
       throw Error(fmt::format("'{}' has the names of diffusers, and no config.json beside it says what the model is",
                               path_.string()),
                   "give the folder that holds both", ExitCode::wrong_usage);
@@ -132,14 +169,19 @@ void TrainedModel::open_foreign(const WeightsOptions& options) {
                         path_.string(), tensors().size()),
             "give weights of guided-diffusion, diffusers' UNet2DModel or unet.cu");
       }
-      described.unet =
-          strided ? infer_strided_config(tensors(), described.unknown) : infer_adm_config(tensors(), described.unknown);
+      described.unet = naming(path_, [&] {
+        return strided ? infer_strided_config(tensors(), described.unknown)
+                       : infer_adm_config(tensors(), described.unknown);
+      });
       described.kind = strided ? "weights of a strided UNet" : "weights with the names of guided-diffusion";
     }
   }
   config_ = settle_foreign_config(path_, described, options);
   notes_.push_back(fmt::format("'{}': {}, taken for {}", path_.string(), described.kind, config_.run.model));
-  if (!schedule_note.empty()) notes_.push_back(schedule_note);
+  notes_.push_back(process_note(config_.diffusion, described.diffusion.has_value(), options));
+  for (std::string& note : {std::ref(schedule_note), std::ref(latents_note)}) {
+    if (!note.empty()) notes_.push_back(std::move(note));
+  }
 }
 
 std::vector<std::string> TrainedModel::weight_names() const {
@@ -164,9 +206,24 @@ std::vector<std::vector<std::string>> TrainedModel::file_names(std::string_view 
   return {{std::string(parameter)}};
 }
 
+FileTensors TrainedModel::checkpoint_tensors(std::string_view set) const {
+  FileTensors tensors;
+  const std::string prefix = fmt::format("{}/", set);
+  for (const runtime::TensorInfo& info : checkpoint_->file().tensors()) {
+    if (!info.name.starts_with(prefix)) continue;
+    tensors.emplace(info.name.substr(prefix.size()),
+                    FileTensor{info.dtype, info.shape, {}, checkpoint_->file().bytes(info)});
+  }
+  return tensors;
+}
+
 std::vector<float> TrainedModel::parameters(std::string_view weights, const ParameterLayout& layout,
                                             std::vector<std::string>* report) const {
-  if (checkpoint_) return checkpoint_->parameters(weights == "raw" ? "params" : weights, layout);
+  const std::string_view set = weights == "raw" ? "params" : weights;
+  if (checkpoint_ && !allow_partial_) return checkpoint_->parameters(set, layout);
+  // A checkpoint has the axes of the graph, the others those of PyTorch.
+  const bool own = checkpoint_ != nullptr;
+  const FileTensors tensors = own ? checkpoint_tensors(set) : this->tensors();
   std::vector<float> flat =
       allow_partial_ ? initial_parameters(layout, {}) : std::vector<float>(static_cast<size_t>(layout.size()));
   Mismatch mismatch;
@@ -177,7 +234,7 @@ std::vector<float> TrainedModel::parameters(std::string_view weights, const Para
     std::vector<const FileTensor*> parts;
     const std::vector<std::string>* names = &choices.front();
     for (const std::vector<std::string>& choice : choices) {
-      parts = find_parts(tensors(), choice);
+      parts = find_parts(tensors, choice);
       names = &choice;
       if (!parts.empty()) break;
     }
@@ -189,12 +246,15 @@ std::vector<float> TrainedModel::parameters(std::string_view weights, const Para
     const ir::Shape shape = part_shape(spec.shape, parts.size());
     int64_t at = layout.offsets()[i];
     for (size_t part = 0; part < parts.size(); ++part) {
-      if (!fits(parts[part]->shape, shape)) {
-        mismatch.misshapen.push_back({(*names)[part], shape, parts[part]->shape});
+      const std::vector<int64_t>& found = parts[part]->shape;
+      if (own ? found != shape : !fits(found, shape)) {
+        mismatch.misshapen.push_back({(*names)[part], shape, own ? file_shape(found) : found});
         continue;
       }
-      const std::vector<float> values =
-          naming(path_, [&] { return from_file_order(to_f32(*parts[part], (*names)[part]), shape); });
+      const std::vector<float> values = naming(path_, [&] {
+        std::vector<float> read = to_f32(*parts[part], (*names)[part]);
+        return own ? read : from_file_order(read, shape);
+      });
       if (!std::ranges::all_of(values, [](float v) { return std::isfinite(v); })) {
         throw Error(fmt::format("'{}': the tensor '{}' is not finite", path_.string(), (*names)[part]),
                     "the training that wrote it had diverged: use an earlier file");
@@ -203,7 +263,7 @@ std::vector<float> TrainedModel::parameters(std::string_view weights, const Para
       at += static_cast<int64_t>(values.size());
     }
   }
-  for (const auto& [name, tensor] : tensors()) {
+  for (const auto& [name, tensor] : tensors) {
     if (!used.contains(name)) mismatch.extra.push_back({name, {}, tensor.shape});
   }
   if (mismatch.empty()) return flat;

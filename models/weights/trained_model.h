@@ -48,7 +48,8 @@ class TrainedModel {
   const std::vector<std::string>& notes() const { return notes_; }
 
   /// The flat vector of `layout`. Error listing every tensor that is missing, left over or of another shape, with the
-  /// likely cause, and the one that is not finite; with allow_partial `report` gets the list instead.
+  /// likely cause, and the one that is not finite; with allow_partial `report` gets the list instead, of a checkpoint
+  /// as of any file.
   std::vector<float> parameters(std::string_view weights, const ParameterLayout& layout,
                                 std::vector<std::string>* report = nullptr) const;
 
@@ -58,6 +59,8 @@ class TrainedModel {
   TrainedModel() = default;
   void open_foreign(const WeightsOptions& options);
   std::vector<std::vector<std::string>> file_names(std::string_view parameter) const;
+  /// Of one set of a checkpoint, without its prefix.
+  FileTensors checkpoint_tensors(std::string_view set) const;
   const FileTensors& tensors() const { return bin_ ? bin_->tensors() : file_->tensors(); }
 
   std::filesystem::path path_;

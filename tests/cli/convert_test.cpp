@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "runtime/png.h"
+#include "runtime/safetensors.h"
 #include "tests/cli/failure.h"
 #include "tests/cli/process.h"
 #include "tests/cli/tiny_data.h"
@@ -142,6 +143,41 @@ TEST_F(Convert, TensorsThatDoNotFitAreListed) {
   EXPECT_FALSE(fs::exists(folder_ / "a"));
   labelled.insert(labelled.end(), {"--allow-partial", "--sample-every", "0"});
   EXPECT_NE(run(labelled).out.find("missing    label_emb.weight"), std::string::npos);
+}
+
+/// A checkpoint of difuse is weights like any other.
+TEST_F(Convert, WhatFitsOfACheckpointIsTaken) {
+  const fs::path data = folder_ / "t-images-idx3-ubyte", old = folder_ / "old";
+  write_idx(data, 12);
+  write_idx_labels(folder_ / "t-labels-idx1-ubyte", std::array<uint8_t, 12>{0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1});
+  run(train_words(data, old, {"--classes", "2", "--steps", "1"}));
+  const auto begin = [&](const std::string& name, Words more) {
+    more.insert(more.end(), {"--init", old.string(), "--steps", "1", "--lr", "1e-12"});
+    return difuse(without(train_words(data, folder_ / name, more), "--model"));
+  };
+  const std::string refusal = "add --allow-partial to take what fits";
+  const auto taken = [&](const std::string& name, Words more) {
+    const Outcome refused = begin(name, more);
+    EXPECT_EQ(refused.exit_code, 1) << refused.out;
+    EXPECT_CONTAINS(refused.err, refusal);
+    EXPECT_FALSE(fs::exists(folder_ / name));
+    more.emplace_back("--allow-partial");
+    const Outcome outcome = begin(name, more);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    return outcome.out;
+  };
+  EXPECT_CONTAINS(taken("five", {"--classes", "5"}), "misshapen  label_emb.weight [2, 128], the model needs [5, 128]");
+  EXPECT_CONTAINS(taken("none", {"--classes", "0"}), "left over  label_emb.weight [2, 128]");
+  const std::string colour = taken("colour", {"--channels", "3"});
+  EXPECT_CONTAINS(colour, "misshapen  input_blocks.0.0.weight [32, 1, 3, 3], the model needs [32, 3, 3, 3]");
+  EXPECT_CONTAINS(colour, "misshapen  out.2.weight [1, 32, 3, 3], the model needs [3, 32, 3, 3]");
+  // Everything else is the old one's average, which one step with next to no learning rate leaves where it was.
+  const auto kernel = [&](const std::string& name, const std::string& set) {
+    const runtime::SafetensorsReader file(folder_ / name / "checkpoint.safetensors");
+    const auto bytes = file.bytes(set + "/middle_block.0.in_layers.2.weight");
+    return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  };
+  for (const char* name : {"five", "none", "colour"}) EXPECT_EQ(kernel(name, "params"), kernel("old", "ema")) << name;
 }
 
 TEST_F(Convert, RefusalsThatNameTheFlag) {

@@ -2,6 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <csignal>
+#include <cstdint>
+#include <nlohmann/json.hpp>
 
 #include "runtime/png.h"
 #include "tests/cli/failure.h"
@@ -118,6 +122,11 @@ TEST_F(Diffusion, RefusesWhatHasNoMeaning) {
   refused({"--percentile", "0.9"}, {"--percentile", "--clip dynamic"});
   refused({"--spacing", "linear", "--rho", "5"}, {"--rho", "--spacing linear"});
   refused({"--sigma-min", "100"}, {"80 down to 100"});
+  // What would leave the numbers that f32 holds, which is drawn in.
+  refused({"--sigma-min", "1e-300"}, {"down to 1e-300", "--sigma-min from 1e-06"});
+  refused({"--sigma-max", "1000001"}, {"sigma from 1000001", "up to 1000000"});
+  refused({"--churn", "5", "--churn-noise", "1e38"}, {"--churn-noise", "0 to 1000"});
+  refused({"--churn", "5", "--churn-min", "5", "--churn-max", "1"}, {"--churn-min 5", "--churn-max 1"});
   refused({"--seeds", "1,2", "--n", "2"}, {"--seeds", "--n"});
   refused({"--seeds", "5-3"}, {"'5-3'", "FIRST-LAST"});
   refused({"--seeds", "1,x"}, {"--seeds 'x'", "whole number"});
@@ -152,6 +161,64 @@ TEST_F(Diffusion, IsVisualized) {
   EXPECT_EQ(std::distance(fs::directory_iterator(less), {}), 2);
   expect_refused(call("visualize", {"--out", (folder_ / "x").string(), "--only", "forward"}), 2, {"--data"});
   EXPECT_FALSE(fs::exists(folder_ / "x"));
+}
+
+TEST_F(Diffusion, AVisualizationThatIsStoppedLeavesNoFolder) {
+  const fs::path out = folder_ / "new" / "pictures";
+  Process process({"visualize", "--checkpoint", run().string(), "--out", out.string(), "--only", "reverse", "--steps",
+                   "1000", "--threads", "1"});
+  ASSERT_TRUE(process.wait_for_output("at step 8", 60));
+  process.send(SIGTERM);
+  const Outcome stopped = process.wait();
+  EXPECT_EQ(stopped.exit_code, 128 + SIGTERM) << stopped.out << stopped.err;
+  EXPECT_FALSE(fs::exists(folder_ / "new"));
+}
+
+TEST(FewTimesteps, AreVisualized) {
+  const TempFolder folder;
+  const std::string run = (folder / "run").string(), out = (folder / "v").string();
+  write_idx(folder / "t-images-idx3-ubyte", 12);
+  const Outcome trained = difuse(
+      train_words(folder / "t-images-idx3-ubyte", run, {"--schedule", "cosine", "--timesteps", "2", "--steps", "1"}));
+  ASSERT_EQ(trained.exit_code, 0) << trained.err;
+  const Outcome shown = difuse({"visualize", "--checkpoint", run, "--seeds", "0", "--out", out});
+  EXPECT_EQ(shown.exit_code, 0) << shown.err;
+  EXPECT_CONTAINS(shown.out, "row 4: dpm++2m, 2 steps");
+  EXPECT_EQ(runtime::read_png(folder / "v" / "samplers.png").height, 4 * 10 + 2);  // One row a sampler.
+}
+
+TEST(LabelDropout, TakesOneClassMoreThanTheData) {
+  const TempFolder folder;
+  write_idx(folder / "t-images-idx3-ubyte", 12);
+  write_idx_labels(folder / "t-labels-idx1-ubyte", std::array<uint8_t, 12>{0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2});
+  const auto train = [&](const char* classes) {
+    return difuse(train_words(folder / "t-images-idx3-ubyte", folder / "run",
+                              {"--classes", classes, "--label-dropout", "0.2", "--steps", "1"}));
+  };
+  expect_refused(train("3"), 2, {"labels go to 2", "the last stands for no label", "give --classes 4"});
+  EXPECT_EQ(train("4").exit_code, 0);
+}
+
+/// Its network takes the time as one more channel, beside pixels of about 1.
+TEST(StridedModel, SeesATimeOfItsPixelsSize) {
+  const TempFolder folder;
+  write_idx(folder / "t-images-idx3-ubyte", 16, 28, 28);
+  const auto train = [&](const char* name, Words more) {
+    more.insert(more.end(), {"--model", "mnist-strided", "--batch", "16", "--steps", "1"});
+    const Outcome outcome =
+        difuse(without(train_words(folder / "t-images-idx3-ubyte", folder / name, more), "--model"));
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    const auto line = nlohmann::json::parse(read_file(folder / name / "metrics.jsonl"));
+    EXPECT_LT(line.at("loss").get<double>(), 10) << name;
+    return difuse({"inspect", (folder / name).string(), "--toml"}).out;
+  };
+  EXPECT_CONTAINS(train("edm", {}), "process = \"edm\"");
+  const std::string ddpm = train("ddpm", {"--process", "ddpm"});
+  EXPECT_CONTAINS(ddpm, "process = \"ddpm\"");
+  EXPECT_CONTAINS(ddpm, "unit_timesteps = true");
+  const Outcome rows =
+      difuse({"sample", "--checkpoint", (folder / "ddpm").string(), "--steps", "1", "--print-schedule"});
+  EXPECT_CONTAINS(rows.out, "       0.999 ");  // Timestep 999 of 1000.
 }
 
 TEST_F(Diffusion, IsComparedAcrossBackends) {

@@ -72,6 +72,18 @@ TEST_F(Sample, AnImageDependsOnTheSeedAndItsNumberAlone) {
   }
 }
 
+TEST_F(Sample, BatchesAreOfOneSizeAndNoLargerThanTheImages) {
+  const Words how = {"--steps", "5", "--columns", "17", "--n", "17"};
+  const auto with = [&](Words more) {
+    more.insert(more.end(), how.begin(), how.end());
+    return draw(more);
+  };
+  const runtime::Image grid = with({"--batch", "17"});
+  EXPECT_EQ(with({}).pixels, grid.pixels);  // 9 and 8.
+  EXPECT_EQ(with({"--batch", "65536"}).pixels, grid.pixels);
+  EXPECT_EQ(with({"--batch", "6"}).pixels, grid.pixels);
+}
+
 TEST_F(Sample, WeightsAreAveragedUnlessAskedOtherwise) {
   const Words few = {"--n", "4", "--steps", "5"};
   const auto plain = draw(few).pixels;

@@ -72,6 +72,8 @@ TEST(DiffusionConfig, RefusesWhatHasNoMeaningTogether) {
   EXPECT_CONTAINS(refusal(edm([](D& c) { c.prediction = Prediction::v; })), "prediction = v has no meaning in the edm");
   EXPECT_CONTAINS(refusal(edm([](D& c) { c.min_snr_gamma = 5; })), "min_snr_gamma = 5 has no meaning in the edm");
   EXPECT_CONTAINS(refusal(edm([](D& c) { c.rescale_timesteps = true; })), "rescale_timesteps = true");
+  EXPECT_CONTAINS(refusal(edm([](D& c) { c.unit_timesteps = true; })), "unit_timesteps = true");
+  EXPECT_CONTAINS(refusal([](D& c) { c.rescale_timesteps = c.unit_timesteps = true; }), "one or the other");
   EXPECT_CONTAINS(refusal(edm([](D& c) { c.sigma_data = 0; })), "sigma_data is 0");
   EXPECT_CONTAINS(refusal(edm([](D&) {}), 0, true), "learned variance");
   EXPECT_CONTAINS(refusal([](D& c) { c.min_snr_gamma = -1; }), "min_snr_gamma is -1");

@@ -60,6 +60,7 @@ TEST(Objective, OfDdpmIsWhatThePredictionSays) {
     DiffusionConfig config{NoiseSchedule::cosine, 250};
     config.prediction = prediction;
     config.rescale_timesteps = prediction == Prediction::v;
+    config.unit_timesteps = prediction == Prediction::x0;
     const TaskOf task(config);
     EXPECT_FALSE(task.has("weight"));
     for (size_t pixel = 0; pixel < TaskOf::kBatch * TaskOf::kPixels; ++pixel) {
@@ -67,7 +68,7 @@ TEST(Objective, OfDdpmIsWhatThePredictionSays) {
       const double t = task("t", image), noise = task("noise", pixel), x0 = task.x0(pixel);
       const double bar = alpha_bars(config)[static_cast<size_t>(t)], a = std::sqrt(bar), s = std::sqrt(1 - bar);
       EXPECT_NEAR(task("input", pixel), a * x0 + s * noise, 1e-12);
-      EXPECT_EQ(task("time", image), config.rescale_timesteps ? 4 * t : t);
+      EXPECT_NEAR(task("time", image), config.unit_timesteps ? t / 250 : config.rescale_timesteps ? 4 * t : t, 1e-12);
       const double wanted = prediction == Prediction::eps  ? noise
                             : prediction == Prediction::x0 ? x0
                                                            : a * noise - s * x0;

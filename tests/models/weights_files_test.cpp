@@ -298,28 +298,45 @@ TEST_F(WeightsFiles, HowSchedulersOfDiffusersDraw) {
     return read_diffusers_schedule(write("scheduler_config.json", text), unet).note;
   };
   const std::string begin = "its scheduler draws as difuse sample does with ";
-  EXPECT_EQ(note("DDPM", R"(, "variance_type": "fixed_small_log", "clip_sample_range": 1)"), "");
-  EXPECT_EQ(note("DDIM", R"(, "variance_type": "fixed_large")"), "");  // It has no such key, and does not read it.
-  EXPECT_EQ(note("DDPM", R"(, "variance_type": "fixed_large")"), begin + "--variance large");
-  EXPECT_EQ(note("DDPM", R"(, "clip_sample": false)"), begin + "--clip none");
+  const auto linspace = [&](const char* name, const std::string& more) {
+    return note(name, R"(, "timestep_spacing": "linspace")" + more);
+  };
+  EXPECT_EQ(linspace("DDPM", R"(, "variance_type": "fixed_small_log", "clip_sample_range": 1)"), "");
+  // It has no key of the variance, and does not read it.
+  EXPECT_EQ(linspace("DDIM", R"(, "variance_type": "fixed_large")"), begin + "--sampler ddim");
+  EXPECT_EQ(linspace("DDPM", R"(, "variance_type": "fixed_large")"), begin + "--variance large");
+  EXPECT_EQ(linspace("DDPM", R"(, "clip_sample": false)"), begin + "--clip none");
   // Those of the others that clip do so when asked.
-  EXPECT_EQ(note("EulerDiscrete", R"(, "clip_sample": true)"), begin + "--clip none");
-  EXPECT_EQ(note("HeunDiscrete", ""), begin + "--clip none");
-  EXPECT_EQ(note("HeunDiscrete", R"(, "clip_sample": true)"), "");
+  EXPECT_EQ(note("EulerDiscrete", R"(, "clip_sample": true)"), begin + "--sampler euler --spacing linear --clip none");
+  EXPECT_EQ(note("HeunDiscrete", ""), begin + "--sampler heun --spacing linear --clip none");
+  EXPECT_EQ(note("HeunDiscrete", R"(, "clip_sample": true, "use_karras_sigmas": true)"), begin + "--sampler heun");
   // Thresholds of at most sample_max_value, 1 unless said.
-  EXPECT_EQ(note("DDPM", R"(, "thresholding": true)"), "");
-  EXPECT_EQ(note("DDPM", R"(, "thresholding": true, "sample_max_value": 2, "dynamic_thresholding_ratio": 0.9)"),
+  EXPECT_EQ(linspace("DDPM", R"(, "thresholding": true)"), "");
+  EXPECT_EQ(linspace("DDPM", R"(, "thresholding": true, "sample_max_value": 2, "dynamic_thresholding_ratio": 0.9)"),
             begin + "--clip dynamic --percentile 0.9");
-  EXPECT_EQ(note("EDMEuler", R"(, "sigma_min": 0.002, "sigma_max": 80)"), "");
+  EXPECT_EQ(note("EDMEuler", R"(, "sigma_min": 0.002, "sigma_max": 80)"), begin + "--sampler euler");
   EXPECT_EQ(note("EDMEuler", R"(, "sigma_min": 0.01, "sigma_max": 40.5, "rho": 5)"),
-            begin + "--sigma-min 0.01 --sigma-max 40.5 --rho 5");
+            begin + "--sampler euler --sigma-min 0.01 --sigma-max 40.5 --rho 5");
+  // The spacing that each has unless it says another, and what has no flag.
+  EXPECT_EQ(note("DDPM", ""), begin + "--spacing leading");
+  EXPECT_EQ(note("DDIM", R"(, "timestep_spacing": "trailing")"), begin + "--sampler ddim --spacing trailing");
+  EXPECT_EQ(note("DDPM", R"(, "steps_offset": 1)"), "no spacing here is its own; not taken from it: steps_offset");
+  EXPECT_EQ(note("DPMSolverMultistep", R"(, "use_karras_sigmas": true)"), begin + "--sampler dpm++2m --clip none");
+  EXPECT_EQ(note("DPMSolverMultistep", R"(, "timestep_spacing": "linspace")"),
+            begin + "--sampler dpm++2m --clip none; no spacing here is its own; not taken from it: timestep_spacing");
+  EXPECT_EQ(note("DPMSolverMultistep", R"(, "solver_order": 3)"),
+            begin + "--clip none; no sampler here is its DPMSolverMultistep; not taken from it: solver_order");
+  EXPECT_EQ(note("PNDM", R"(, "skip_prk_steps": true, "set_alpha_to_one": false)"),
+            begin + "--clip none; no sampler here is its PNDM; not taken from it: set_alpha_to_one, skip_prk_steps");
+  EXPECT_CONTAINS(error_of([&] { note("DDPM", R"(, "variance_type": "learned_range")"); }), "gives a variance");
   for (const char* variance : {"learned", "fixed_large_log", "any"}) {
     EXPECT_CONTAINS(error_of([&] { note("DDPM", fmt::format(R"(, "variance_type": "{}")", variance)); }),
                     fmt::format("\"variance_type\": \"{}\" is not supported", variance));
   }
   EXPECT_CONTAINS(error_of([&] { note("DDIM", R"(, "clip_sample_range": 2)"); }), "\"clip_sample_range\": 2 is not");
   unet.learn_sigma = true;
-  EXPECT_EQ(note("DDPM", R"(, "variance_type": "fixed_large")"), "");  // --variance is refused of such a model.
+  EXPECT_EQ(linspace("DDPM", R"(, "variance_type": "fixed_large")"), "");  // --variance is refused of such a model.
+  EXPECT_EQ(linspace("DDPM", R"(, "variance_type": "learned_range")"), "");
 }
 
 TEST_F(WeightsFiles, ASchedulerBesideTheUnetHoweverItIsNamed) {
@@ -344,11 +361,17 @@ TEST_F(WeightsFiles, SecondImagesAndVariancesByTheirChannels) {
         Row{1, 1, 1, 0, false}, Row{1, 2, 1, 0, true}, Row{2, 1, 1, 1, false}, Row{2, 2, 1, 1, true},
         Row{4, 4, 4, 0, false}, Row{4, 3, 3, 1, false}, Row{8, 4, 4, 4, false}, Row{8, 8, 4, 4, true}}) {
     UNetConfig config;
-    infer_channels(config, in, out);
+    std::set<std::string> unknown;
+    infer_channels(config, in, out, unknown);
     EXPECT_EQ(config.image_channels, image) << in << " " << out;
     EXPECT_EQ(config.conditioning_channels, second) << in << " " << out;
     EXPECT_EQ(config.learn_sigma, learned) << in << " " << out;
+    EXPECT_TRUE(unknown.empty());
   }
+  UNetConfig config;
+  std::set<std::string> unknown;
+  infer_channels(config, std::nullopt, 3, unknown);
+  EXPECT_TRUE(unknown.contains("image_channels") && unknown.contains("learn_sigma"));
 }
 
 TEST_F(WeightsFiles, HowMuchAModelEnlargesIsNotGuessed) {
@@ -385,6 +408,8 @@ TEST_F(WeightsFiles, WrittenSchedulersReadBack) {
     EXPECT_EQ(read_diffusers_schedule(path, unet).diffusion, diffusion);
   }
   v.rescale_timesteps = true;
+  EXPECT_CONTAINS(error_of([&] { diffusers_schedule(v, false); }), "no rescaled timesteps");
+  v.rescale_timesteps = false, v.unit_timesteps = true;
   EXPECT_CONTAINS(error_of([&] { diffusers_schedule(v, false); }), "no rescaled timesteps");
 }
 
