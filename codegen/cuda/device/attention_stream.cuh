@@ -460,7 +460,7 @@ class PairedKeyGradient {
   static constexpr int probabilities_bytes = 128 * 32 * 4;
 
  public:
-  using Shared = Memory<P, 2, 2, slots_, probabilities_bytes + Queries::bytes>;
+  using Shared = Memory<P, 2, 2, slots_, probabilities_bytes + Queries::bytes + 16>;
   static constexpr int threads = Shared::threads, rows = kTokens, bytes = Shared::bytes;
   static constexpr int run_count = P::sums / 4;
 
@@ -479,12 +479,20 @@ class PairedKeyGradient {
   __device__ __forceinline__ void run(const Shared& memory, const Statistics& from, int first, float scale_log2) {
     const Queries statistics(memory.start + Shared::rest_at + probabilities_bytes);
     auto* const probabilities = reinterpret_cast<Run<float, 4>*>(memory.start + Shared::rest_at) + threadIdx.x % 128;
+    Barrier* const full =
+        reinterpret_cast<Barrier*>(memory.start + Shared::rest_at + probabilities_bytes + Queries::bytes);
+    Barrier* const empty = full + 1;
     first_ = first;
     is_second_ = warpgroup() != 0;
-    statistics.load(from);
+    if (threadIdx.x == 0) {
+      barrier_init(full, 4);
+      barrier_init(empty, 4);
+      barrier_init_done();
+    }
+    statistics.load(from);  // Behind which all see the barriers.
     if (is_second_) {
       walk<true>(memory, [&](unsigned(&ds)[4][4], float(&dp)[32], int tile) {
-        named_barrier_sync(kFull, 256);
+        barrier_wait(full, tile % 2);
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
           const Run<float, 4> p = probabilities[j * 128];
@@ -492,12 +500,12 @@ class PairedKeyGradient {
 #pragma unroll
           for (int i = 0; i < 4; ++i) dp[j * 4 + i] = p[i] * (dp[j * 4 + i] - delta[i % 2]);
         }
-        if (tile + 1 < P::tiles) named_barrier_arrive(kEmpty, 256);
+        arrive(empty);
         round_sums(ds, dp);
       });
     } else {
       walk<false>(memory, [&](unsigned(&p)[4][4], float(&scores)[32], int tile) {
-        if (tile > 0) named_barrier_sync(kEmpty, 256);
+        barrier_wait(empty, tile % 2 ^ 1);  // The first time nobody has read.
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
           const auto minus_log_sum = Queries::pair(statistics.minus_log_sum, tile, j);
@@ -507,7 +515,7 @@ class PairedKeyGradient {
           }
           probabilities[j * 128] = {scores[j * 4], scores[j * 4 + 1], scores[j * 4 + 2], scores[j * 4 + 3]};
         }
-        named_barrier_arrive(kFull, 256);
+        arrive(full);
         round_sums(p, scores);
       });
     }
@@ -520,7 +528,10 @@ class PairedKeyGradient {
   __device__ __forceinline__ int token(int i) const { return first_ + run_row(i); }
 
  private:
-  static constexpr int kFull = 2, kEmpty = 3;  ///< Barriers of the hardware: of the probabilities.
+  __device__ __forceinline__ static void arrive(Barrier* barrier) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
+  }
 
   /// `weigh(weights, products, tile)` makes a step's weights of its products. The first warpgroup multiplies its keys
   /// with queries and weighs dO, the second its values with dO and weighs queries.

@@ -309,7 +309,15 @@ class Consumer {
     if constexpr (takes_turns) named_barrier_sync(kTurn + number_, 2 * L::warpgroup);
     if constexpr (L::is_resident) tap_ = {};
 #pragma unroll
-    for (int image = 0; image < Tile::images; ++image) multiply_fresh_registers(sums_[image]);
+    for (int image = 0; image < Tile::images; ++image) {
+      if constexpr (starts_afresh) {
+        multiply_fresh_registers(sums_[image]);
+      } else {
+#pragma unroll
+        for (int i = 0; i < sums; ++i) sums_[image][i] = 0.0f;
+        multiply_registers(sums_[image]);
+      }
+    }
     constexpr int rest = Problem::inputs % 64, whole = Problem::inputs / 64;
 #pragma unroll 1
     for (int chunk = 0; chunk < whole; ++chunk) add_chunk<4>(chunk == 0);
@@ -402,6 +410,9 @@ class Consumer {
   static constexpr int kOwn = 1, kTurn = kOwn + L::consumers;  // Named barriers, one for each consumer.
   static constexpr int kStepBytes = 2 * 8 * L::pixel_bytes;
   static constexpr bool takes_turns = L::is_resident && L::consumers > 1;
+  /// Whether a tile's first product forgets what is in the sums' registers. Beside transformers registers are few, and
+  /// the compiler spills some where the statistics follow: there the sums begin with zeros.
+  static constexpr bool starts_afresh = !Problem::has_prologue;
 
   __device__ __forceinline__ static int this_lane() { return static_cast<int>(threadIdx.x % 32u); }
   __device__ __forceinline__ static int warp() { return static_cast<int>(threadIdx.x / 32u % 4u); }
@@ -444,7 +455,7 @@ class Consumer {
       for (int image = 0; image < Tile::images; ++image) {
         // In a turned filter, 16 of k are as many rows of 128 bytes.
         multiply_bf16<Problem::is_turned>(sums_[image], matrix_moved(a, k * (Problem::is_turned ? 2048 : 32)),
-                                          matrix_moved(b, moved + image * L::halo_image + k * 32), k > 0 || !is_first);
+                                          matrix_moved(b, moved + image * L::halo_image + k * 32), k > 0 || !starts_afresh || !is_first);
       }
     }
     multiply_commit();

@@ -50,7 +50,7 @@ Shape shape_of(const AttentionProblem& p, AttentionPart part) {
 int64_t shared_bytes(const AttentionProblem& p, AttentionPart part, const Shape& shape) {
   const int64_t tile = kTokens * 2 * p.width, tokens = round_up(p.length, kTokens);
   int64_t bytes = (shape.owned + shape.slots) * tile + (2 * shape.slots + 2) * 8;
-  if (part == AttentionPart::key_gradient) bytes += 2 * 4 * tokens + (p.width > 64 ? 4 * kTokens * kTokens : 0);
+  if (part == AttentionPart::key_gradient) bytes += 2 * 4 * tokens + (p.width > 64 ? 4 * kTokens * kTokens + 16 : 0);
   return bytes;
 }
 

@@ -227,7 +227,8 @@ TEST(Decisions, OfTheEstimateGiveWayToTheNextTileThatCompiles) {
 TEST(Decisions, DoNotHideAKernelThatNeverCompiles) {
   TuningTable table;
   CudaPlan plan = lower(example(4), &table);
-  const TuningSite site = tuning_sites(plan, portable())[0];
+  size_t tiles = 0;
+  for (const TuningSite& site : tuning_sites(plan, portable())) tiles += site.choice().tiles.size();
   std::vector<std::string> lines;
   const auto compile = [&](std::span<const CudaSource> sources) {
     std::vector<CompileResult> results(sources.size());
@@ -237,8 +238,7 @@ TEST(Decisions, DoNotHideAKernelThatNeverCompiles) {
   const auto results =
       compile_decided(plan, portable(), table, compile, [&](const std::string& line) { lines.push_back(line); });
   EXPECT_TRUE(results[0].error);
-  EXPECT_GE(lines.size(), site.choice().tiles.size());
-  EXPECT_EQ(std::set(lines.begin(), lines.end()).size(), lines.size()) << "a tile is tried once";
+  EXPECT_EQ(lines.size(), tiles) << "each is tried once";
 }
 
 }  // namespace
