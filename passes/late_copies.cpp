@@ -15,8 +15,6 @@ using ir::Node;
 using ir::Op;
 using ir::Value;
 
-const Graph& body_of(const Node& fusion) { return *fusion.as<ir::FusionAttrs>().body; }
-
 /// Which operand the body's input stands for.
 size_t operand_of(const Node& input) {
   const std::string& name = input.as<ir::LeafAttrs>().name;

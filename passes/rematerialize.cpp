@@ -24,8 +24,6 @@ using ir::Op;
 using ir::Shape;
 using ir::Value;
 
-const Graph& body_of(const Node& fusion) { return *fusion.as<ir::FusionAttrs>().body; }
-
 /// What a fused loop runs over; empty where the node is none.
 Shape loop_shape(const Graph& graph, const Node& node) {
   if (node.op != Op::fusion || !is_loop(graph, node)) return {};

@@ -11,7 +11,7 @@ namespace difuse::models {
 namespace {
 
 /// A block of ours, "input_blocks.3" or "middle_block", and where it is in UNet2DModel.
-struct Place {
+struct BlockPlace {
   std::string container;  ///< "down_blocks.1"
   int64_t index = 0;      ///< Of the residual block and its attention.
   bool between = false;   ///< It leads to the next level.
@@ -41,7 +41,7 @@ std::vector<std::string> split(std::string_view text) {
   return parts;
 }
 
-Place place_of(const UNetConfig& config, const std::string& list, int64_t block) {
+BlockPlace place_of(const UNetConfig& config, const std::string& list, int64_t block) {
   const int64_t in_level = config.num_res_blocks + 1;
   if (list == "input_blocks") {  // The first is the input's convolution.
     const int64_t level = (block - 1) / in_level, index = (block - 1) % in_level;
@@ -61,7 +61,7 @@ std::vector<std::vector<std::string>> diffusers_names(const UNetConfig& config, 
   const std::vector<std::string> parts = split(stem);
   int64_t number = 0;
   std::from_chars(parts[1].data(), parts[1].data() + parts[1].size(), number);
-  Place place{"mid_block", number / 2, false};  // Residual, attention, residual.
+  BlockPlace place{"mid_block", number / 2, false};  // Residual, attention, residual.
   size_t used = 2;
   if (parts[0] != "middle_block") {
     place = place_of(config, parts[0], number);

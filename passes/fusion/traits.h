@@ -20,6 +20,9 @@ std::span<const HeroRule> hero_rules();
 /// What a fusion of these nodes grew from.
 ir::Hero hero_of(const ir::Graph& graph, std::span<const int> nodes);
 
+/// A fusion's.
+inline const ir::Graph& body_of(const ir::Node& fusion) { return *fusion.as<ir::FusionAttrs>().body; }
+
 /// Heroes that compute a result as a whole, not element by element: contractions, and averages.
 bool is_whole(const ir::Node& node);
 /// The operand of a convolution or product that its kernel reads tile by tile, and may compute on the way in: the

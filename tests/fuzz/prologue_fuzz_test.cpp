@@ -21,22 +21,22 @@ using passes::Precision;
 using passes::Prologues;
 using testing::kFirstSeed;
 
-constexpr int kGraphs = 120;
+constexpr int kNetworks = 120;
 
-Precision precision_of(uint64_t seed) {
+Precision any_precision_of(uint64_t seed) {
   constexpr Precision kAll[] = {Precision::f32, Precision::bf16, Precision::tf32};
   return kAll[seed % 3];
 }
 
 TEST(PrologueFuzz, CpuPlansKeepEveryBit) {
   int changed = 0;
-  for (uint64_t seed = kFirstSeed; seed < kFirstSeed + kGraphs; ++seed) {
+  for (uint64_t seed = kFirstSeed; seed < kFirstSeed + kNetworks; ++seed) {
     const Graph graph = testing::random_network(seed);
     const ir::TensorMap inputs = testing::random_leaves(graph, ir::Op::input, seed);
     const auto run = [&](Prologues prologues, bool reuse_memory) {
       passes::FusionReport report;
       runtime::CompileSettings settings;
-      settings.precision = precision_of(seed);
+      settings.precision = any_precision_of(seed);
       settings.prologues = prologues;
       settings.reuse_memory = reuse_memory;
       settings.report = &report;
@@ -50,7 +50,7 @@ TEST(PrologueFuzz, CpuPlansKeepEveryBit) {
     testing::expect_same(run(Prologues::always, false), stored, fmt::format("fresh memory, seed {}", seed));
     if (HasFailure()) FAIL() << ir::print(graph);
   }
-  EXPECT_GE(changed, kGraphs);  // Of two runs each.
+  EXPECT_GE(changed, kNetworks);  // Of two runs each.
 }
 
 std::string all_but_filter_gradients(const Graph& body) {
@@ -63,9 +63,9 @@ std::string all_but_filter_gradients(const Graph& body) {
 /// With kernels that take whatever they are given, or all but what needs another plan.
 TEST(PrologueFuzz, GpuPlansKeepTheMeaning) {
   const ir::DeviceSpec& device = *ir::find_device_spec("h100");
-  for (uint64_t seed = kFirstSeed; seed < kFirstSeed + kGraphs; ++seed) {
+  for (uint64_t seed = kFirstSeed; seed < kFirstSeed + kNetworks; ++seed) {
     const Graph graph = testing::random_network(seed);
-    passes::PipelineOptions stored{.precision = precision_of(seed)};
+    passes::PipelineOptions stored{.precision = any_precision_of(seed)};
     passes::PipelineOptions computed = stored;
     computed.fusion.prologues = Prologues::always;
     computed.fusion.prologue_limits = [](const Graph&) { return std::string(); };

@@ -410,9 +410,9 @@ class Consumer {
   static constexpr int kOwn = 1, kTurn = kOwn + L::consumers;  // Named barriers, one for each consumer.
   static constexpr int kStepBytes = 2 * 8 * L::pixel_bytes;
   static constexpr bool takes_turns = L::is_resident && L::consumers > 1;
-  /// Whether a tile's first product forgets what is in the sums' registers. Beside transformers registers are few, and
-  /// the compiler spills some where the statistics follow: there the sums begin with zeros.
-  static constexpr bool starts_afresh = !Problem::has_prologue;
+  /// Whether a tile's first product forgets what is in the sums' registers. Where registers are few, beside transformers
+  /// or many sums, the compiler spills some where statistics follow: there the sums begin with zeros.
+  static constexpr bool starts_afresh = !Problem::has_prologue && Tile::images * sums <= 64;
 
   __device__ __forceinline__ static int this_lane() { return static_cast<int>(threadIdx.x % 32u); }
   __device__ __forceinline__ static int warp() { return static_cast<int>(threadIdx.x / 32u % 4u); }

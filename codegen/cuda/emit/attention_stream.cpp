@@ -17,8 +17,6 @@ namespace {
 
 constexpr int64_t kTokens = 64;  ///< Of a tile.
 
-int64_t round_up(int64_t a, int64_t to) { return ceil_div(a, to) * to; }
-
 /// A class of the device header and what decides its shape: its consumers, the tiles of rows that a block has, those
 /// that it owns, and the ring's.
 struct Shape {

@@ -8,6 +8,8 @@
 namespace difuse::codegen::cuda {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+/// The least multiple of `to` that is not below a.
+inline int64_t round_up(int64_t a, int64_t to) { return ceil_div(a, to) * to; }
 
 /// Whether a tensor of the body has 2^31 elements or more, `spare` ones included that indices run past the end before
 /// they are compared with it.

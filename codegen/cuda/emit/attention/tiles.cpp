@@ -22,8 +22,6 @@ namespace {
 constexpr int64_t kUsualShared = 99 * 1024;
 constexpr int kRegistersOfAThread = 255;
 
-int64_t round_up(int64_t a, int64_t to) { return ceil_div(a, to) * to; }
-
 /// Columns of a block for `columns` of the result: what whole instructions take.
 int padded_columns(const AttentionProblem& p, int64_t columns) {
   return static_cast<int>(round_up(columns, ir::size_of(p.element) == 2 ? 16 : 8));
