@@ -60,8 +60,9 @@ void refuse_unread(const CLI::App& app, const std::optional<std::string>& only) 
                 fmt::format("leave it out, or use --only {}", read_by), ExitCode::wrong_usage);
   };
   refuse("--data", "forward");
-  for (const char* flag : {"--sampler", "--steps", "--spacing", "--rho", "--sigma-min", "--sigma-max", "--eta",
-                           "--variance", "--churn", "--guidance", "--clip", "--percentile"}) {
+  for (const char* flag :
+       {"--sampler", "--steps", "--spacing", "--rho", "--sigma-min", "--sigma-max", "--eta", "--variance", "--churn",
+        "--churn-min", "--churn-max", "--churn-noise", "--guidance", "--clip", "--percentile"}) {
     refuse(flag, "reverse");
   }
 }

@@ -2,17 +2,25 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <toml++/toml.h>
 
 #include <cmath>
 #include <fstream>
 #include <iterator>
+#include <stdexcept>
 #include <string_view>
 #include <system_error>
 
 #include "ir/error.h"
 #include "models/config/config_json.h"
 #include "models/config/nearest.h"
+
+// The parser asserts what a damaged file can break, and without assertions assumes it. Here it throws.
+[[noreturn]] static void toml_is_damaged() { throw std::logic_error("the parser is lost"); }
+#pragma push_macro("NDEBUG")
+#undef NDEBUG
+#define TOML_ASSERT(expr) ((expr) ? static_cast<void>(0) : toml_is_damaged())
+#include <toml++/toml.h>
+#pragma pop_macro("NDEBUG")
 
 namespace difuse::models {
 namespace {
@@ -90,6 +98,8 @@ class Reader {
       return toml::parse(text, path_.string());
     } catch (const toml::parse_error& error) {
       refuse(error, std::string(error.description()), "difuse inspect PRESET --toml prints a file to start from");
+    } catch (const std::logic_error&) {
+      wrong(fmt::format("the configuration '{}' is not TOML", path_.string()));
     }
   }
 

@@ -365,7 +365,9 @@ RunConfig merge(const TrainOptions& options, const Checkpoint* resumed, const Tr
   const bool own_times = resumed == nullptr && (initial == nullptr || config.diffusion.process != before);
   if (own_times && config.unet.family == UNetFamily::strided) {
     // Timesteps of up to 999 as a channel beside pixels of about 1 would drown them.
-    config.diffusion.unit_timesteps = config.diffusion.process == Process::ddpm;
+    const Setting* rescaled = settings.find("diffusion", "rescale_timesteps");
+    const bool other_unit = rescaled != nullptr && rescaled->value == true;
+    config.diffusion.unit_timesteps = config.diffusion.process == Process::ddpm && !other_unit;
   }
   config.diffusion = settings.apply("diffusion", config.diffusion, resumed);
   check_process_flags(settings, config.diffusion);

@@ -87,11 +87,17 @@ std::vector<std::string> keys_not_taken(const JsonKeys& keys, bool with_spacing)
   static const std::set<std::string, std::less<>> kOfSpacing = {
       "timestep_spacing", "use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "use_lu_lambdas",
       "sigma_schedule",   "steps_offset"};
-  static const nlohmann::json kUsual = {{"set_alpha_to_one", true},  {"lower_order_final", true},
-                                        {"solver_order", 2},         {"algorithm_type", "dpmsolver++"},
-                                        {"solver_type", "midpoint"}, {"final_sigmas_type", "zero"},
-                                        {"steps_offset", 0},         {"interpolation_type", "linear"},
-                                        {"flow_shift", 1.0},         {"sigma_schedule", "karras"}};
+  static const nlohmann::json kUsual = {{"set_alpha_to_one", true},
+                                        {"lower_order_final", true},
+                                        {"solver_order", 2},
+                                        {"algorithm_type", "dpmsolver++"},
+                                        {"solver_type", "midpoint"},
+                                        {"final_sigmas_type", "zero"},
+                                        {"steps_offset", 0},
+                                        {"interpolation_type", "linear"},
+                                        {"flow_shift", 1.0},
+                                        {"sigma_schedule", "karras"},
+                                        {"lambda_min_clipped", "-Infinity"}};
   std::vector<std::string> names;
   for (const auto& [name, value] : keys.object().items()) {
     if (name.starts_with("_") || kTaken.contains(name) || value.is_null()) continue;

@@ -15,10 +15,14 @@
 
 namespace difuse::models {
 
+/// A JSON object in a file, as Python writes it, too: the numbers that JSON has not (NaN, Infinity, -Infinity) are
+/// texts. Errors: the file cannot be read; it is no JSON object.
+nlohmann::json read_json_object(const std::filesystem::path& path);
+
 /// A JSON object in a file. Every Error names the file and, where there is one, the key.
 class JsonKeys {
  public:
-  /// Errors: the file cannot be read; it is no JSON object.
+  /// Errors: those of read_json_object.
   explicit JsonKeys(std::filesystem::path path);
 
   [[noreturn]] void refuse(const std::string& key, std::string_view what,

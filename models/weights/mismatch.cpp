@@ -50,13 +50,13 @@ std::string likely_cause(const Mismatch& m, bool none) {
     return "the weights are for images of other channels, or with or without a learned variance (image_channels, "
            "conditioning_channels, learn_sigma)";
   }
+  constexpr size_t kFew = 3;  // Of an attention there are more.
+  if (m.extra.empty() && m.missing.size() + m.misshapen.size() <= kFew) {
+    return "these tensors were changed or left out when the file was written: all others fit";
+  }
   if (any_name(m.missing, "qkv") || any_name(m.extra, "qkv") || any_name(m.missing, "to_q") ||
       any_name(m.extra, "to_q")) {
     return "the weights have attention at other levels (attention_resolutions)";
-  }
-  constexpr size_t kFew = 3;
-  if (m.extra.empty() && m.missing.size() + m.misshapen.size() <= kFew) {
-    return "these tensors were changed or left out when the file was written: all others fit";
   }
   if (m.missing.empty() && m.extra.empty()) return "the weights have other widths (model_channels, channel_mult)";
   return "the weights have other levels, blocks or resampling (channel_mult, num_res_blocks, resblock_updown), or the "

@@ -16,6 +16,7 @@
 
 #include "ir/error.h"
 #include "ir/types.h"
+#include "models/weights/json_keys.h"
 #include "models/weights/unet_cu.h"
 #include "models/weights/unpickle.h"
 #include "models/weights/zip_archive.h"
@@ -111,16 +112,6 @@ std::string choose_dictionary(const fs::path& path, const std::map<std::string, 
               "save the model's state_dict() alone");
 }
 
-json read_json(const fs::path& path) {
-  std::ifstream stream(path, std::ios::binary);
-  json parsed = json::parse(stream, nullptr, /*allow_exceptions=*/false);
-  if (!stream.good() && !stream.eof()) throw Error(fmt::format("'{}' cannot be read", path.string()));
-  if (!parsed.is_object()) {
-    throw Error(fmt::format("'{}' is not a JSON object", path.string()), "copy or download the file again");
-  }
-  return parsed;
-}
-
 }  // namespace
 
 int64_t FileTensor::elements() const {
@@ -189,7 +180,7 @@ TensorFile TensorFile::open_folder(const fs::path& folder) {
     throw Error(fmt::format("'{}' holds no {} and no {}", folder.string(), kSingle, index.filename().string()),
                 "give the folder that diffusers' save_pretrained() wrote");
   }
-  const json content = read_json(index);
+  const json content = read_json_object(index);
   const auto map = content.find("weight_map");
   if (map == content.end() || !map->is_object()) {
     throw Error(fmt::format("'{}' has no 'weight_map'", index.string()), "copy or download the file again");

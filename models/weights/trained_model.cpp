@@ -31,14 +31,14 @@ bool has_prefix(const FileTensors& tensors, std::string_view prefix) {
   return at != tensors.end() && at->first.starts_with(prefix);
 }
 
-/// The tensors of all these names; empty when the file lacks one.
+/// The tensors of these names, null where the file lacks one; empty where it has none of them.
 std::vector<const FileTensor*> find_parts(const FileTensors& tensors, const std::vector<std::string>& names) {
   std::vector<const FileTensor*> parts;
   for (const std::string& name : names) {
     const auto found = tensors.find(name);
-    if (found == tensors.end()) return {};
-    parts.push_back(&found->second);
+    parts.push_back(found == tensors.end() ? nullptr : &found->second);
   }
+  if (std::ranges::all_of(parts, [](const FileTensor* part) { return part == nullptr; })) parts.clear();
   return parts;
 }
 
@@ -72,6 +72,7 @@ std::string process_note(const DiffusionConfig& diffusion, bool said, const Weig
   if (diffusion.process == Process::ddpm) {
     text += fmt::format(", {} schedule of {} timesteps, prediction {}", to_string(diffusion.schedule),
                         diffusion.timesteps, to_string(diffusion.prediction));
+    if (diffusion.unit_timesteps) text += ", times from 0 to 1 (unit_timesteps)";
   }
   if (said) return fmt::format("process: {}", text);
   return fmt::format("process: {}; the file does not say it, {}", text,
@@ -245,7 +246,11 @@ std::vector<float> TrainedModel::parameters(std::string_view weights, const Para
     used.insert(names->begin(), names->end());
     const ir::Shape shape = part_shape(spec.shape, parts.size());
     int64_t at = layout.offsets()[i];
-    for (size_t part = 0; part < parts.size(); ++part) {
+    for (size_t part = 0; part < parts.size(); ++part, at += ir::element_count(shape)) {
+      if (parts[part] == nullptr) {
+        mismatch.missing.push_back({(*names)[part], shape, {}});
+        continue;
+      }
       const std::vector<int64_t>& found = parts[part]->shape;
       if (own ? found != shape : !fits(found, shape)) {
         mismatch.misshapen.push_back({(*names)[part], shape, own ? file_shape(found) : found});
@@ -260,7 +265,6 @@ std::vector<float> TrainedModel::parameters(std::string_view weights, const Para
                     "the training that wrote it had diverged: use an earlier file");
       }
       std::ranges::copy(values, flat.begin() + at);
-      at += static_cast<int64_t>(values.size());
     }
   }
   for (const auto& [name, tensor] : tensors) {

@@ -85,6 +85,8 @@ TEST_F(ForeignMistakes, OneTensorThatIsMissingOrMisshapenIsListed) {
   }
   expect_listed(weights([](Shapes& shapes) { shapes["input_blocks.1.0.in_layers.2.weight"][0] = 9; }),
                 {"misshapen  input_blocks.1.0.in_layers.2.weight", cause});
+  expect_listed(weights([](Shapes& shapes) { shapes.erase("middle_block.1.qkv.weight"); }),
+                {"missing    middle_block.1.qkv.weight", cause});
   expect_listed(weights([](Shapes& shapes) { shapes["middle_block.1.qkv.weight"][0] = 49; }),
                 {"misshapen  middle_block.1.qkv.weight", cause});
   const Outcome other = convert(weights([](Shapes& shapes) {

@@ -158,7 +158,8 @@ TEST(Samplers, RefusesSettingsThatCannotWork) {
   EXPECT_CONTAINS(refusal([](SamplerConfig& c) { c.spacing = Spacing::trailing; }, kEdm), "trailing spacing");
   EXPECT_CONTAINS(refusal([](SamplerConfig& c) { c.spacing = Spacing::leading, c.steps = 1; }), "leading spacing");
   EXPECT_CONTAINS(refusal([](SamplerConfig& c) { c.sigma_max = 3; }), "no meaning with linear spacing");
-  EXPECT_CONTAINS(refusal([](SamplerConfig& c) { c.spacing = Spacing::karras, c.sigma_max = 300; }), "the model knows");
+  EXPECT_CONTAINS(refusal([](SamplerConfig& c) { c.spacing = Spacing::karras, c.sigma_max = 300; }),
+                  "of the model's noise levels");
   EXPECT_CONTAINS(refusal([](SamplerConfig& c) { c.sigma_min = 90; }, kEdm), "sigma from 80 down to 90");
 }
 

@@ -1,19 +1,24 @@
 // Files of tensors from outside: what is read of good ones, and what is said of bad ones.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <set>
+#include <span>
 #include <string>
 
 #include "ir/error.h"
 #include "models/config/config_json.h"
 #include "models/diffusion/ddpm.h"
 #include "models/presets.h"
+#include "models/unet.h"
 #include "models/weights/adm.h"
 #include "models/weights/diffusers.h"
 #include "models/weights/diffusers_schedule.h"
@@ -22,12 +27,14 @@
 #include "models/weights/unpickle.h"
 #include "models/weights/zip_archive.h"
 #include "runtime/data/unet_cu_data.h"
+#include "runtime/safetensors.h"
 #include "tests/models/zip_writer.h"
 #include "tests/support/temp_folder.h"
 
 namespace difuse::models {
 namespace {
 
+namespace fs = std::filesystem;
 using test::error_of;
 using test::TempFolder;
 using test::torch_file;
@@ -322,6 +329,10 @@ TEST_F(WeightsFiles, HowSchedulersOfDiffusersDraw) {
   EXPECT_EQ(note("DDIM", R"(, "timestep_spacing": "trailing")"), begin + "--sampler ddim --spacing trailing");
   EXPECT_EQ(note("DDPM", R"(, "steps_offset": 1)"), "no spacing here is its own; not taken from it: steps_offset");
   EXPECT_EQ(note("DPMSolverMultistep", R"(, "use_karras_sigmas": true)"), begin + "--sampler dpm++2m --clip none");
+  // As Python writes numbers, and as texts have them.
+  EXPECT_EQ(note("DPMSolverMultistep", R"(, "use_karras_sigmas": true, "lambda_min_clipped": -Infinity)"),
+            begin + "--sampler dpm++2m --clip none");
+  EXPECT_EQ(linspace("DDPM", R"(, "_name": "\", NaN \\", "trained_betas": null)"), "");
   EXPECT_EQ(note("DPMSolverMultistep", R"(, "timestep_spacing": "linspace")"),
             begin + "--sampler dpm++2m --clip none; no spacing here is its own; not taken from it: timestep_spacing");
   EXPECT_EQ(note("DPMSolverMultistep", R"(, "solver_order": 3)"),
@@ -337,6 +348,41 @@ TEST_F(WeightsFiles, HowSchedulersOfDiffusersDraw) {
   unet.learn_sigma = true;
   EXPECT_EQ(linspace("DDPM", R"(, "variance_type": "fixed_large")"), "");  // --variance is refused of such a model.
   EXPECT_EQ(linspace("DDPM", R"(, "variance_type": "learned_range")"), "");
+}
+
+TEST_F(WeightsFiles, APartThatDoesNotFitLeavesTheOthersInTheirPlaces) {
+  const fs::path from = fs::path(DIFUSE_SOURCE_DIR) / "tests" / "golden" / "weights" / "diffusers_plain";
+  const std::string attention = "mid_block.attentions.0.";
+  const TensorFile plain = TensorFile::open(from / "diffusion_pytorch_model.safetensors");
+  std::map<std::string, std::vector<float>> values;
+  std::vector<runtime::TensorEntry> entries;
+  for (const auto& [name, tensor] : plain.tensors()) {
+    if (name == attention + "to_v.weight") continue;  // Missing alone.
+    const bool shortened = name == attention + "to_q.bias";
+    const float value = name == attention + "to_k.bias" ? 2.0f : name == attention + "to_v.bias" ? 3.0f : 1.0f;
+    const std::vector<float>& kept = values[name] =
+        std::vector<float>(shortened ? 5 : static_cast<size_t>(tensor.elements()), value);
+    entries.push_back(
+        {name, runtime::TensorDType::f32, shortened ? ir::Shape{5} : tensor.shape, std::as_bytes(std::span(kept))});
+  }
+  fs::copy(from / "config.json", folder_ / "config.json");
+  runtime::write_safetensors(folder_ / "diffusion_pytorch_model.safetensors", {}, entries);
+  WeightsOptions options;
+  options.allow_partial = true;
+  const TrainedModel model = TrainedModel::open(folder_.path(), "--checkpoint", options);
+  const ParameterLayout layout = parameter_layout(model.config().unet);
+  std::vector<std::string> report;
+  const std::vector<float> flat = model.parameters(model.default_weights(), layout, &report);
+  const std::string all = fmt::format("{}", fmt::join(report, "\n"));
+  EXPECT_CONTAINS(all, "misshapen  " + attention + "to_q.bias [5]");
+  EXPECT_CONTAINS(all, "missing    " + attention + "to_v.weight [");
+  EXPECT_EQ(report.size(), 2u) << all;
+  const auto spec = std::ranges::find(layout.specs(), "middle_block.1.qkv.bias", &ParameterSpec::name);
+  ASSERT_NE(spec, layout.specs().end());
+  const auto at = flat.begin() + layout.offsets()[static_cast<size_t>(spec - layout.specs().begin())];
+  const int64_t width = spec->shape[0] / 3;
+  EXPECT_EQ(std::vector<float>(at + width, at + 2 * width), std::vector<float>(static_cast<size_t>(width), 2.0f));
+  EXPECT_EQ(std::vector<float>(at + 2 * width, at + 3 * width), std::vector<float>(static_cast<size_t>(width), 3.0f));
 }
 
 TEST_F(WeightsFiles, ASchedulerBesideTheUnetHoweverItIsNamed) {
