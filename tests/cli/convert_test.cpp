@@ -9,13 +9,14 @@
 #include "tests/cli/failure.h"
 #include "tests/cli/process.h"
 #include "tests/cli/tiny_data.h"
+#include "tests/models/foreign_models.h"
 
 namespace difuse::test {
 namespace {
 
 namespace fs = std::filesystem;
 
-const fs::path kWeights = fs::path(DIFUSE_SOURCE_DIR) / "tests" / "golden" / "weights";
+using models::kForeignFolder;
 
 class Convert : public ::testing::Test {
  protected:
@@ -33,7 +34,8 @@ class Convert : public ::testing::Test {
   }
 
   TempFolder folder_;
-  const std::string pt_ = (kWeights / "adm_plain.pt").string(), toml_ = (kWeights / "adm_plain.toml").string();
+  const std::string pt_ = (kForeignFolder / "adm_plain.pt").string(),
+                    toml_ = (kForeignFolder / "adm_plain.toml").string();
 };
 
 TEST_F(Convert, EveryFormatDrawsTheSameImages) {
@@ -70,7 +72,7 @@ TEST_F(Convert, TrainingBeginsWithTheWeights) {
 
 TEST_F(Convert, WeightsOfOneProcessBeginATrainingOfAnother) {
   // v prediction on a schedule of latent diffusion, which EDM has not.
-  const std::string from = (kWeights / "diffusers_ddpm").string(), out = (folder_ / "run").string();
+  const std::string from = (kForeignFolder / "diffusers_ddpm").string(), out = (folder_ / "run").string();
   EXPECT_CONTAINS(run({"inspect", from, "--toml"}).out, "schedule = \"scaled_linear\"");
   write_images(folder_ / "images", 8, 8, 12);
   run({"train", "--data", (folder_ / "images").string(), "--init", from, "--process", "edm", "--out", out, "--steps",
@@ -91,7 +93,7 @@ TEST_F(Convert, WeightsOfOneProcessBeginATrainingOfAnother) {
 TEST_F(Convert, AUnetInItsOwnFolderKeepsItsSchedulerAndName) {
   const fs::path unet = folder_ / "pipe" / "unet";
   fs::create_directories(folder_ / "pipe" / "scheduler");
-  fs::copy(kWeights / "diffusers_plain", unet);
+  fs::copy(kForeignFolder / "diffusers_plain", unet);
   fs::remove(unet / "scheduler_config.json");
   write_file(folder_ / "pipe" / "scheduler" / "scheduler_config.json",
              R"({"_class_name": "EDMEulerScheduler", "sigma_max": 40})");
@@ -193,7 +195,7 @@ TEST_F(Convert, RefusalsThatNameTheFlag) {
   refused({"--to", target}, "difuse convert needs --from");
   refused({"--from", pt_}, "difuse convert needs --to");
   refused({"--from", pt_, "--to", target}, "open are image_height, image_width, num_heads, qkv_order");
-  refused({"--from", (kWeights / "adm_everything.pt").string(), "--config", toml_, "--to", target},
+  refused({"--from", (kForeignFolder / "adm_everything.pt").string(), "--config", toml_, "--to", target},
           "use_scale_shift_norm = false, and the weights have true");
   refused({"--from", pt_, "--to", target, "--model", "tiny"}, "--model tiny contradicts");
   refused({"--from", pt_, "--to", target, "--config", toml_, "--weights", "ema"}, "--weights 'ema' is unknown");

@@ -16,6 +16,7 @@
 #include "tests/cli/failure.h"
 #include "tests/cli/process.h"
 #include "tests/cli/tiny_data.h"
+#include "tests/models/foreign_models.h"
 #include "tests/support/file_size_limit.h"
 
 namespace difuse::test {
@@ -24,7 +25,7 @@ namespace {
 namespace fs = std::filesystem;
 using namespace models;
 
-const fs::path kForeignWeights = fs::path(DIFUSE_SOURCE_DIR) / "tests" / "golden" / "weights";
+using models::kForeignFolder;
 
 class ForeignMistakes : public ::testing::Test {
  protected:
@@ -33,7 +34,7 @@ class ForeignMistakes : public ::testing::Test {
   /// A safetensors file with the names of adm_plain.pt, its shapes changed by `change`, and the numbers 0.01.
   std::string weights(const std::function<void(Shapes&)>& change) {
     Shapes shapes;
-    const TensorFile plain = TensorFile::open(kForeignWeights / "adm_plain.pt");
+    const TensorFile plain = TensorFile::open(kForeignFolder / "adm_plain.pt");
     for (const auto& [name, tensor] : plain.tensors()) shapes[name] = tensor.shape;
     change(shapes);
     return write(shapes);
@@ -70,7 +71,7 @@ class ForeignMistakes : public ::testing::Test {
   }
 
   TempFolder folder_;
-  const std::string toml_ = (kForeignWeights / "adm_plain.toml").string();
+  const std::string toml_ = (kForeignFolder / "adm_plain.toml").string();
 };
 
 TEST_F(ForeignMistakes, OneTensorThatIsMissingOrMisshapenIsListed) {
@@ -104,13 +105,13 @@ TEST_F(ForeignMistakes, CausesOfWhatIsMisshapenInDiffusersFolders) {
   const auto copy = [&](const std::string& key, const nlohmann::json& value) {
     const fs::path to = folder_ / "d";
     fs::remove_all(to);
-    fs::copy(kForeignWeights / "diffusers_plain", to);
+    fs::copy(kForeignFolder / "diffusers_plain", to);
     nlohmann::json config = nlohmann::json::parse(read_file(to / "config.json"));
     config[key] = value;
     write_file(to / "config.json", config.dump());
     return difuse({"convert", "--from", to.string(), "--to", (folder_ / "c.safetensors").string()});
   };
-  const nlohmann::json config = nlohmann::json::parse(read_file(kForeignWeights / "diffusers_plain" / "config.json"));
+  const nlohmann::json config = nlohmann::json::parse(read_file(kForeignFolder / "diffusers_plain" / "config.json"));
   std::vector<int64_t> widths = config["block_out_channels"];
   for (int64_t& width : widths) width *= 2;
   EXPECT_CONTAINS(copy("block_out_channels", widths).err, "likely cause: the weights have other widths");
@@ -119,7 +120,7 @@ TEST_F(ForeignMistakes, CausesOfWhatIsMisshapenInDiffusersFolders) {
 }
 
 TEST_F(ForeignMistakes, TheWeightsOfADiffusersFolderStandForIt) {
-  const fs::path from = kForeignWeights / "diffusers_plain" / "diffusion_pytorch_model.safetensors";
+  const fs::path from = kForeignFolder / "diffusers_plain" / "diffusion_pytorch_model.safetensors";
   const Outcome shown = difuse({"inspect", from.string()});
   EXPECT_EQ(shown.exit_code, 0) << shown.err;
   EXPECT_CONTAINS(shown.out, "a UNet2DModel of diffusers");
@@ -133,7 +134,7 @@ TEST_F(ForeignMistakes, TheWeightsOfADiffusersFolderStandForIt) {
 TEST_F(ForeignMistakes, WhatTheProcessIsAndThatImagesAreLatentsIsSaid) {
   const fs::path unet = folder_ / "pipe" / "unet";
   fs::create_directories(folder_ / "pipe");
-  fs::copy(kForeignWeights / "diffusers_plain", unet);
+  fs::copy(kForeignFolder / "diffusers_plain", unet);
   const Outcome pictures = difuse({"inspect", (folder_ / "pipe").string()});
   EXPECT_CONTAINS(pictures.out, "process: ddpm, linear schedule of 1000 timesteps, prediction eps; the file does not");
   EXPECT_EQ(pictures.out.find("latents"), std::string::npos) << pictures.out;
@@ -154,7 +155,7 @@ TEST_F(ForeignMistakes, HeadsAreAskedForUnlessTheyAreSaid) {
   write_file(folder_ / "a.toml", text);
   const std::string config = (folder_ / "a.toml").string(), to = (folder_ / "c.safetensors").string();
   expect_refused(
-      difuse({"convert", "--from", (kForeignWeights / "adm_plain.pt").string(), "--config", config, "--to", to}), 2,
+      difuse({"convert", "--from", (kForeignFolder / "adm_plain.pt").string(), "--config", config, "--to", to}), 2,
       {"open are num_heads"});
 }
 

@@ -28,6 +28,7 @@
 #include "models/weights/zip_archive.h"
 #include "runtime/data/unet_cu_data.h"
 #include "runtime/safetensors.h"
+#include "tests/models/foreign_models.h"
 #include "tests/models/zip_writer.h"
 #include "tests/support/temp_folder.h"
 
@@ -351,7 +352,7 @@ TEST_F(WeightsFiles, HowSchedulersOfDiffusersDraw) {
 }
 
 TEST_F(WeightsFiles, APartThatDoesNotFitLeavesTheOthersInTheirPlaces) {
-  const fs::path from = fs::path(DIFUSE_SOURCE_DIR) / "tests" / "golden" / "weights" / "diffusers_plain";
+  const fs::path from = kForeignFolder / "diffusers_plain";
   const std::string attention = "mid_block.attentions.0.";
   const TensorFile plain = TensorFile::open(from / "diffusion_pytorch_model.safetensors");
   std::map<std::string, std::vector<float>> values;

@@ -25,6 +25,7 @@
 #include "models/weights/zip_archive.h"
 #include "runtime/data/idx.h"
 #include "runtime/data/unet_cu_data.h"
+#include "tests/models/foreign_models.h"
 #include "tests/models/zip_writer.h"
 #include "tests/support/temp_folder.h"
 
@@ -32,8 +33,6 @@ namespace difuse::models {
 namespace {
 
 namespace fs = std::filesystem;
-
-const fs::path kGoldens = fs::path(DIFUSE_SOURCE_DIR) / "tests" / "golden" / "weights";
 
 /// Reads a file; throws Error where it is not good.
 using Reader = void (*)(const fs::path& file);
@@ -100,7 +99,7 @@ std::string header_of(std::initializer_list<int32_t> words, size_t more) {
 
 /// The state_dict of a small model, so that inference of its configuration has something to see.
 std::string model_archive() {
-  const std::string golden = test::read_file(kGoldens / "adm_half.pt");
+  const std::string golden = test::read_file(kForeignFolder / "adm_half.pt");
   const ZipArchive archive("adm_half.pt", std::as_bytes(std::span(golden)));
   std::vector<test::ZipEntry> entries;
   std::vector<std::byte> buffer;
@@ -144,7 +143,7 @@ std::string small_checkpoint() {
 std::vector<Format> formats() {
   const std::string index =
       R"({"metadata": {"total_size": 24}, "weight_map": {"w": "a.safetensors", "b": "a.safetensors"}})";
-  const std::string config = test::read_file(kGoldens / "diffusers_resnet" / "config.json");
+  const std::string config = test::read_file(kForeignFolder / "diffusers_resnet" / "config.json");
   return {{"pickle", "data.pkl", test::tensor_pickle("weight"), &read_pickle, 4},
           {"pickle in an archive", "data.pkl", test::tensor_pickle("weight"), &read_tensors_of_pickle, 4},
           {"archive", "a.pt", test::torch_file("weight"), &read_tensors, 4},

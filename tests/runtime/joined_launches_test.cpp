@@ -3,15 +3,14 @@
 
 #include <algorithm>
 
-#include "codegen/cuda/join/nodes.h"
 #include "codegen/cuda/join/table.h"
 #include "codegen/cuda/lower_cuda.h"
 #include "ir/builder.h"
 #include "ir/error.h"
-#include "ir/verify.h"
 #include "passes/pipeline.h"
 #include "tests/support/backend/cpu_run.h"
 #include "tests/support/backend/emulated_executor.h"
+#include "tests/support/backend/joined_plan.h"
 #include "tests/support/graphs/graphs.h"
 #include "tests/support/op_rows.h"
 
@@ -24,14 +23,6 @@ using ir::Builder;
 using ir::DType;
 using ir::Graph;
 using ir::Value;
-
-const ir::DeviceSpec& device() { return *ir::find_device_spec("h100"); }
-
-CudaPlan joined_plan(const Graph& graph) {
-  codegen::cuda::JoinedNodes joined = codegen::cuda::join_equal_nodes(graph, device());
-  ir::verify(joined.graph);
-  return codegen::cuda::lower_cuda(std::move(joined.graph), std::move(joined.memory), device());
-}
 
 /// Members of each launch.
 std::vector<int> members(const CudaPlan& plan) {
@@ -157,12 +148,12 @@ Graph scaled_by_sums(int64_t side, bool others_read_first) {
   }
   graph.set_output("z", b.cast(scaled, DType::bf16));
   graph.set_output("sums", sums);
-  return passes::run_pipeline(graph, device(), {});
+  return passes::run_pipeline(graph, hopper(), {});
 }
 
 TEST(JoinedLaunches, WhoReadsAnImagesSumsAddsItsParts) {
   const auto plan = [](const Graph& graph) {
-    return codegen::cuda::lower_cuda(graph, passes::plan_memory(graph), device());
+    return codegen::cuda::lower_cuda(graph, passes::plan_memory(graph), hopper());
   };
   const Graph taken = scaled_by_sums(16, false), apart = scaled_by_sums(16, true);
   EXPECT_EQ(members(plan(taken)), (std::vector{1, 1}));
@@ -216,7 +207,7 @@ TEST(JoinedLaunches, SecondStagesWaitForTheirKind) {
   }
   graph.set_output("y", x);
   graph.set_output("gradient", b.pack(sums, {0, 64, 128}, 192));
-  const CudaPlan apart = codegen::cuda::lower_cuda(graph, passes::plan_memory(graph), device());
+  const CudaPlan apart = codegen::cuda::lower_cuda(graph, passes::plan_memory(graph), hopper());
   // Each silu and the sum's first stage, the second stages as one, the gaps.
   EXPECT_EQ(members(apart), (std::vector{1, 1, 1, 1, 1, 1, 3, 1}));
   const KernelCall& last = apart.calls[6];
@@ -240,7 +231,7 @@ TEST(JoinedLaunches, ASecondStageRunsBeforeItsResultIsRead) {
     x = b.mul(x, b.broadcast_channels(b.reshape(b.tanh(b.reshape(sum, {1, 8})), {8}), shape));
   }
   graph.set_output("y", x);
-  const CudaPlan plan = codegen::cuda::lower_cuda(graph, passes::plan_memory(graph), device());
+  const CudaPlan plan = codegen::cuda::lower_cuda(graph, passes::plan_memory(graph), hopper());
   for (const KernelCall& call : plan.calls) EXPECT_EQ(call.members, 1);
   const ir::TensorMap inputs = random_leaves(graph, ir::Op::input, 1);
   expect_near_reference(graph, run(*lower_emulated(graph), inputs, {}), inputs, {}, 1e-5);
@@ -271,7 +262,7 @@ TEST(JoinedLaunches, MoreMembersThanATableHolds) {
 
 /// A residual block with its gradients, as the pipeline leaves it.
 TEST(JoinedLaunches, ABlockKeepsItsBits) {
-  const Graph graph = passes::run_pipeline(tests::norm_block(2, 8, 8, 8, 2), device(), {});
+  const Graph graph = passes::run_pipeline(tests::norm_block(2, 8, 8, 8, 2), hopper(), {});
   expect_same_bits(graph);
 }
 
@@ -283,7 +274,7 @@ TEST(JoinedLaunches, AFirstStageDoesNotWait) {
   const Value y = b.conv_fprop(x, w, /*stride=*/1, /*pad=*/1), sums = b.reduce_sum(y, {0, 1, 2});
   graph.set_output("twice", b.add(sums, sums));
   graph.set_output("y", y);
-  const Graph fused = passes::run_pipeline(graph, device(), {});
+  const Graph fused = passes::run_pipeline(graph, hopper(), {});
   EmulatedExecutor together(joined_plan(fused));
   const ir::TensorMap inputs = random_leaves(fused, ir::Op::input, 1);
   expect_near_reference(fused, run(together, inputs, {}, 1), inputs, {}, 1e-5);
@@ -328,7 +319,7 @@ TEST(JoinedLaunches, TensorMapsAreInTheTable) {
 /// Two kernels each: the products have kernels of their own, but their sums are added by one.
 TEST(JoinedLaunches, SumsOfDifferentFiltersAreOneLaunch) {
   const Graph graph = filter_gradients({1, 16, 16, 64}, {64, 72, 128});
-  const CudaPlan plan = codegen::cuda::lower_cuda(graph, passes::plan_memory(graph), device());
+  const CudaPlan plan = codegen::cuda::lower_cuda(graph, passes::plan_memory(graph), hopper());
   EXPECT_EQ(members(plan), (std::vector{1, 1, 1, 3}));
   const ir::TensorMap inputs = random_leaves(graph, ir::Op::input, 1);
   expect_near_reference(graph, run(*lower_emulated(graph), inputs, {}), inputs, {}, 1e-5);
@@ -347,7 +338,7 @@ TEST(JoinedLaunches, ASecondStageOfALargerBatchIsCompiledWithTheFirst) {
     Graph graph("sum");
     Builder b(graph);
     graph.set_output("y", b.reduce_sum(b.input("x", {DType::f32, {batch, 8, 8, 16}}), {0, 1, 2}));
-    return codegen::cuda::lower_cuda(graph, passes::plan_memory(graph), device());
+    return codegen::cuda::lower_cuda(graph, passes::plan_memory(graph), hopper());
   };
   EXPECT_EQ(sum(1).calls.size() + 1, sum(64).calls.size());
   EXPECT_EQ(source_names(sum(1)), source_names(sum(64)));
@@ -358,8 +349,8 @@ TEST(JoinedLaunches, ASecondStageOfALargerBatchIsCompiledWithTheFirst) {
     const Value y = b.cast(b.conv_fprop(x, w, /*stride=*/1, /*pad=*/1), DType::bf16);
     graph.set_output("y", y);
     graph.set_output("sum", b.reduce_sum(b.cast(y, DType::f32), {0, 1, 2}));
-    const Graph fused = passes::run_pipeline(graph, device(), {});
-    return codegen::cuda::lower_cuda(fused, passes::plan_memory(fused), device());
+    const Graph fused = passes::run_pipeline(graph, hopper(), {});
+    return codegen::cuda::lower_cuda(fused, passes::plan_memory(fused), hopper());
   };
   EXPECT_EQ(conv(1).calls.size() + 1, conv(4).calls.size());
   EXPECT_EQ(source_names(conv(1)), source_names(conv(4)));
@@ -369,7 +360,7 @@ TEST(JoinedLaunches, ASecondStageOfALargerBatchIsCompiledWithTheFirst) {
 TEST(JoinedLaunches, FilterGradientsShareTheProcessors) {
   const Graph graph = filter_gradients({32, 64, 64, 64}, {64, 64, 64});
   const CudaPlan plan = joined_plan(graph);
-  const CudaPlan apart = codegen::cuda::lower_cuda(graph, passes::plan_memory(graph), device());
+  const CudaPlan apart = codegen::cuda::lower_cuda(graph, passes::plan_memory(graph), hopper());
   EXPECT_EQ(members(plan), (std::vector{3, 3}));
   EXPECT_LE(plan.calls[0].grid.x * 3, apart.calls[0].grid.x);
   EXPECT_LE(plan.workspace_bytes * 2, apart.workspace_bytes);
@@ -391,7 +382,7 @@ TEST(JoinedLaunches, NothingIsPutOffPastThePeak) {
   for (size_t i = 1; i < alive.size(); ++i) all = b.mul(all, alive[i]);
   graph.set_output("all", all);
   graph.set_output("dw", b.add(first, gradient("b")));
-  const CudaPlan apart = codegen::cuda::lower_cuda(graph, passes::plan_memory(graph), device());
+  const CudaPlan apart = codegen::cuda::lower_cuda(graph, passes::plan_memory(graph), hopper());
   EXPECT_LE(joined_plan(graph).memory.arena_bytes, apart.memory.arena_bytes * 33 / 32);
 }
 

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "codegen/cuda/join/nodes.h"
 #include "codegen/cuda/join/overlap.h"
 #include "codegen/cuda/lower_cuda.h"
 #include "ir/builder.h"
@@ -11,6 +10,7 @@
 #include "passes/pipeline.h"
 #include "tests/support/backend/cpu_run.h"
 #include "tests/support/backend/emulated_executor.h"
+#include "tests/support/backend/joined_plan.h"
 #include "tests/support/backend/opposite_order.h"
 #include "tests/support/graphs/graphs.h"
 #include "tests/support/op_rows.h"
@@ -25,14 +25,8 @@ using ir::DType;
 using ir::Graph;
 using ir::Value;
 
-const ir::DeviceSpec& device() { return *ir::find_device_spec("h100"); }
-
 CudaPlan lowered(const Graph& graph, bool reuse_memory = true) {
-  return codegen::cuda::lower_cuda(graph, passes::plan_memory(graph, {.reuse = reuse_memory}), device());
-}
-CudaPlan joined_plan(const Graph& graph) {
-  codegen::cuda::JoinedNodes joined = codegen::cuda::join_equal_nodes(graph, device());
-  return codegen::cuda::lower_cuda(std::move(joined.graph), std::move(joined.memory), device());
+  return codegen::cuda::lower_cuda(graph, passes::plan_memory(graph, {.reuse = reuse_memory}), hopper());
 }
 
 std::vector<bool> overlapping(const CudaPlan& plan) {
@@ -105,7 +99,7 @@ TEST(OverlappedLaunches, AllMembersOfAJoinedLaunchAreSetAlike) {
 }
 
 TEST(OverlappedLaunches, ABlocksGradientsKeepTheirBits) {
-  const Graph graph = passes::run_pipeline(tests::norm_block(2, 8, 8, 8, 2), device(), {});
+  const Graph graph = passes::run_pipeline(tests::norm_block(2, 8, 8, 8, 2), hopper(), {});
   const CudaPlan plan = joined_plan(graph);
   EXPECT_GT(std::ranges::count(overlapping(plan), true), 2);
   expect_same_bits(graph, plan);

@@ -6,6 +6,7 @@
 #include "codegen/cuda/emit/attention/tiles.h"
 #include "codegen/jit/nvrtc.h"
 #include "ir/builder.h"
+#include "tests/codegen/cuda/attention_inputs.h"
 #include "tests/codegen/cuda/body_run.h"
 
 namespace difuse::codegen::cuda {
@@ -55,26 +56,6 @@ struct Case {
   ir::Shape dqkv_shape() const { return {images, length, 3 * heads * width}; }
 };
 
-Tensor random_tensor(const Type& type, uint64_t seed, double scale = 1, double shift_of_keys = 0, int64_t width = 1) {
-  std::mt19937_64 random(seed);
-  std::normal_distribution<double> normal(0.1, scale);
-  Tensor t(type);
-  for (size_t i = 0; i < t.data.size(); ++i) {
-    const auto part = static_cast<int64_t>(i) / width % 3;
-    t.data[i] = ir::round_to(normal(random) + (part == 0 ? shift_of_keys : part == 1 ? -shift_of_keys : 0), type.dtype);
-  }
-  return t;
-}
-
-/// What the reference's forward leaves for the gradient.
-TensorMap gradient_inputs(const Case& c, const Tensor& qkv) {
-  TensorMap forward = ir::run_reference(c.forward(), {{"0", qkv}}, {}).outputs;
-  Tensor& log_sum = forward.at("1");
-  for (double& x : log_sum.data) x = ir::round_to(x, DType::f32);
-  log_sum.type.dtype = DType::f32;
-  return {{"0", qkv}, {"1", forward.at("0")}, {"2", log_sum}, {"3", random_tensor(c.out(), 3)}};
-}
-
 Recorder emitted(const Placed& placed) {
   EXPECT_TRUE(accepts_attention_stream(placed.spec));
   Recorder recorder;
@@ -88,26 +69,15 @@ TensorMap run(const Case& c, const Graph& body, const TensorMap& inputs) {
   return run_drafts(placed, emitted(placed), inputs, "sm_90a", /*find_races=*/!is_gradient);
 }
 
-/// Probabilities and scores' gradients are rounded to 8 bits.
-void expect_near(const Graph& body, const TensorMap& inputs, const TensorMap& got, double most) {
-  const TensorMap want = ir::run_reference(body, inputs, {}).outputs;
-  for (const auto& [name, tensor] : got) {
-    const double allowed = tensor.type.dtype == DType::bf16 ? std::max(most, 8e-3) : most;
-    EXPECT_LE(ir::relative_error(tensor.data, want.at(name).data), allowed) << "output " << name;
-  }
-}
-
-constexpr double kRounded = 6e-3;
-
 class AttentionStreamCase : public ::testing::TestWithParam<Case> {};
 
 TEST_P(AttentionStreamCase, AgreesWithTheReference) {
   const Case& c = GetParam();
-  const Tensor qkv = random_tensor(c.qkv(), 1);
+  const Tensor qkv = normal_tensor(c.qkv(), 1);
   const Graph forward = c.forward(), gradient = c.gradient();
-  expect_near(forward, {{"0", qkv}}, run(c, forward, {{"0", qkv}}), kRounded);
+  expect_near_reference(forward, {{"0", qkv}}, run(c, forward, {{"0", qkv}}), kRoundedProbabilities);
   const TensorMap inputs = gradient_inputs(c, qkv);
-  expect_near(gradient, inputs, run(c, gradient, inputs), kRounded);
+  expect_near_reference(gradient, inputs, run(c, gradient, inputs), kRoundedProbabilities);
 }
 
 TEST_P(AttentionStreamCase, CompilesWithoutSpills) {
@@ -129,24 +99,24 @@ INSTANTIATE_TEST_SUITE_P(All, AttentionStreamCase,
 
 TEST(AttentionStream, MissingKeysOfVeryNegativeScoresAddNothing) {
   const Case c{80, 1, 64};
-  const Tensor qkv = random_tensor(c.qkv(), 5, 1, 4.5, c.width);  // Scores about -160.
+  const Tensor qkv = normal_tensor(c.qkv(), 5, 1, 4.5, c.width);  // Scores about -160.
   const Graph forward = c.forward(), gradient = c.gradient();
-  expect_near(forward, {{"0", qkv}}, run(c, forward, {{"0", qkv}}), 2e-2);
+  expect_near_reference(forward, {{"0", qkv}}, run(c, forward, {{"0", qkv}}), 2e-2);
   const TensorMap inputs = gradient_inputs(c, qkv);
-  expect_near(gradient, inputs, run(c, gradient, inputs), 2e-2);
+  expect_near_reference(gradient, inputs, run(c, gradient, inputs), 2e-2);
 }
 
 TEST(AttentionStream, AnEpiloguesOperandIsRead) {
   const Case c{70, 1, 128};
-  TensorMap inputs = gradient_inputs(c, random_tensor(c.qkv(), 7));
-  inputs["4"] = random_tensor({DType::f32, c.dqkv_shape()}, 8);
+  TensorMap inputs = gradient_inputs(c, normal_tensor(c.qkv(), 7));
+  inputs["4"] = normal_tensor({DType::f32, c.dqkv_shape()}, 8);
   const Graph gradient = c.gradient(true);
-  expect_near(gradient, inputs, run(c, gradient, inputs), kRounded);
+  expect_near_reference(gradient, inputs, run(c, gradient, inputs), kRoundedProbabilities);
 }
 
 TEST(AttentionStream, AnImagesBitsDoNotDependOnTheBatch) {
   Case c{65, 1, 64, QkvOrder::qkv_first, 2};
-  const TensorMap batch = gradient_inputs(c, random_tensor(c.qkv(), 10));
+  const TensorMap batch = gradient_inputs(c, normal_tensor(c.qkv(), 10));
   TensorMap one;
   for (auto [name, tensor] : batch) {
     const auto size = static_cast<ptrdiff_t>(tensor.data.size() / 2);

@@ -6,6 +6,7 @@
 #include "codegen/cuda/emit/attention/tiles.h"
 #include "codegen/jit/nvrtc.h"
 #include "ir/builder.h"
+#include "tests/codegen/cuda/attention_inputs.h"
 #include "tests/codegen/cuda/body_run.h"
 
 namespace difuse::codegen::cuda {
@@ -63,32 +64,6 @@ struct Case {
   bool has_gradient() const { return length <= (width > 32 ? 192 : 256); }
 };
 
-Tensor random_tensor(const Type& type, uint64_t seed, double shift_of_keys = 0, int64_t width = 1) {
-  std::mt19937_64 random(seed);
-  std::normal_distribution<double> normal(0.1, 1);
-  Tensor t(type);
-  for (size_t i = 0; i < t.data.size(); ++i) {
-    const auto part = static_cast<int64_t>(i) / width % 3;
-    t.data[i] = ir::round_to(normal(random) + (part == 0 ? shift_of_keys : part == 1 ? -shift_of_keys : 0), type.dtype);
-  }
-  return t;
-}
-
-Tensor rounded(Tensor t, DType dtype) {
-  for (double& x : t.data) x = ir::round_to(x, dtype);
-  t.type.dtype = dtype;
-  return t;
-}
-
-/// What the reference's forward leaves for the gradient.
-TensorMap gradient_inputs(const Case& c, const Tensor& qkv) {
-  TensorMap forward = ir::run_reference(c.forward(), {{"0", qkv}}, {}).outputs;
-  return {{"0", qkv},
-          {"1", forward.at("0")},
-          {"2", rounded(forward.at("1"), DType::f32)},
-          {"3", random_tensor(c.out(), 3)}};
-}
-
 Recorder emitted(const Placed& placed) {
   EXPECT_TRUE(accepts_attention_wgmma(placed.spec));
   Recorder recorder;
@@ -101,27 +76,16 @@ TensorMap run(const Case& c, const Graph& body, const TensorMap& inputs) {
   return run_drafts(placed, emitted(placed), inputs, "sm_90a");
 }
 
-/// Probabilities and scores' gradients are rounded to 8 bits.
-void expect_near(const Graph& body, const TensorMap& inputs, const TensorMap& got, double most) {
-  const TensorMap want = ir::run_reference(body, inputs, {}).outputs;
-  for (const auto& [name, tensor] : got) {
-    const double allowed = tensor.type.dtype == DType::bf16 ? std::max(most, 8e-3) : most;
-    EXPECT_LE(ir::relative_error(tensor.data, want.at(name).data), allowed) << "output " << name;
-  }
-}
-
-constexpr double kRounded = 6e-3;
-
 class AttentionWgmmaCase : public ::testing::TestWithParam<Case> {};
 
 TEST_P(AttentionWgmmaCase, AgreesWithTheReference) {
   const Case& c = GetParam();
-  const Tensor qkv = random_tensor(c.qkv(), 1);
+  const Tensor qkv = normal_tensor(c.qkv(), 1);
   const Graph forward = c.forward(), gradient = c.gradient();
-  expect_near(forward, {{"0", qkv}}, run(c, forward, {{"0", qkv}}), kRounded);
+  expect_near_reference(forward, {{"0", qkv}}, run(c, forward, {{"0", qkv}}), kRoundedProbabilities);
   if (!c.has_gradient()) return;
   const TensorMap inputs = gradient_inputs(c, qkv);
-  expect_near(gradient, inputs, run(c, gradient, inputs), kRounded);
+  expect_near_reference(gradient, inputs, run(c, gradient, inputs), kRoundedProbabilities);
 }
 
 TEST_P(AttentionWgmmaCase, CompilesWithoutSpills) {
@@ -151,11 +115,11 @@ INSTANTIATE_TEST_SUITE_P(All, AttentionWgmmaCase,
 
 TEST(AttentionWgmma, MissingKeysOfVeryNegativeScoresAddNothing) {
   const Case c{80, 1, 32, QkvOrder::heads_first, 1};
-  const Tensor qkv = random_tensor(c.qkv(), 5, 6, c.width);  // Scores about -200.
+  const Tensor qkv = normal_tensor(c.qkv(), 5, 1, 6, c.width);  // Scores about -200.
   const Graph forward = c.forward(), gradient = c.gradient();
-  expect_near(forward, {{"0", qkv}}, run(c, forward, {{"0", qkv}}), 2e-2);
+  expect_near_reference(forward, {{"0", qkv}}, run(c, forward, {{"0", qkv}}), 2e-2);
   const TensorMap inputs = gradient_inputs(c, qkv);
-  expect_near(gradient, inputs, run(c, gradient, inputs), 2e-2);
+  expect_near_reference(gradient, inputs, run(c, gradient, inputs), 2e-2);
 }
 
 /// The last image of `batch`.
@@ -170,7 +134,7 @@ Tensor last_image(const Tensor& batch) {
 
 TEST(AttentionWgmma, AnImagesBitsDoNotDependOnTheBatch) {
   Case c{65, 2, 32, QkvOrder::qkv_first, 3};
-  const TensorMap batch = gradient_inputs(c, random_tensor(c.qkv(), 10));
+  const TensorMap batch = gradient_inputs(c, normal_tensor(c.qkv(), 10));
   TensorMap one;
   for (const auto& [name, tensor] : batch) one[name] = last_image(tensor);
   for (const bool is_grad : {false, true}) {
@@ -187,33 +151,33 @@ TEST(AttentionWgmma, AnImagesBitsDoNotDependOnTheBatch) {
 
 TEST(AttentionWgmma, AnEpiloguesOperandIsRead) {
   const Case c{70, 1, 32};
-  const Tensor qkv = random_tensor(c.qkv(), 7);
+  const Tensor qkv = normal_tensor(c.qkv(), 7);
   const Graph forward = c.scaled_forward(), gradient = c.gradient(DType::bf16, /*is_scaled=*/true);
-  const TensorMap forward_inputs = {{"0", qkv}, {"1", random_tensor(c.out(DType::f32), 8)}};
-  expect_near(forward, forward_inputs, run(c, forward, forward_inputs), kRounded);
+  const TensorMap forward_inputs = {{"0", qkv}, {"1", normal_tensor(c.out(DType::f32), 8)}};
+  expect_near_reference(forward, forward_inputs, run(c, forward, forward_inputs), kRoundedProbabilities);
   TensorMap inputs = gradient_inputs(c, qkv);
-  inputs["4"] = random_tensor(c.qkv(DType::f32), 9);
-  expect_near(gradient, inputs, run(c, gradient, inputs), kRounded);
+  inputs["4"] = normal_tensor(c.qkv(DType::f32), 9);
+  expect_near_reference(gradient, inputs, run(c, gradient, inputs), kRoundedProbabilities);
 }
 
 TEST(AttentionWgmma, ResultsLieWhereARunOfThemCanBeStored) {
   const Case c{64, 1, 32, QkvOrder::heads_first, 1};
   const Graph body = c.scaled_forward();
-  const TensorMap inputs = {{"0", random_tensor(c.qkv(), 1)}, {"1", random_tensor(c.out(DType::f32), 2)}};
+  const TensorMap inputs = {{"0", normal_tensor(c.qkv(), 1)}, {"1", normal_tensor(c.out(DType::f32), 2)}};
   Placed placed = place(body, {}, h100());
   const auto move_to = [&](int64_t offset) {
     placed.spec.results[0].value += offset - placed.spec.result_alignment[0] % 256;
     placed.spec.result_alignment[0] = offset;
   };
   move_to(8);  // Four of bf16 are 8 bytes.
-  expect_near(body, inputs, run_drafts(placed, emitted(placed), inputs, "sm_90a"), kRounded);
+  expect_near_reference(body, inputs, run_drafts(placed, emitted(placed), inputs, "sm_90a"), kRoundedProbabilities);
   move_to(4);
   EXPECT_FALSE(accepts_attention_wgmma(placed.spec));
 }
 
 TEST(AttentionWgmma, WideIndicesReachTheSameElements) {
   const Case c{65, 2, 16};
-  const TensorMap inputs = gradient_inputs(c, random_tensor(c.qkv(), 12));
+  const TensorMap inputs = gradient_inputs(c, normal_tensor(c.qkv(), 12));
   for (const bool is_grad : {false, true}) {
     const Graph body = is_grad ? c.gradient() : c.forward();
     const Placed placed = place(body, {}, h100());
@@ -234,7 +198,7 @@ TEST(AttentionWgmma, WideIndicesReachTheSameElements) {
 TEST(AttentionWgmma, BlocksDoNotChangeBits) {
   const Case c{200, 1, 32, QkvOrder::heads_first, 1};
   const Graph body = c.forward();
-  const TensorMap inputs = {{"0", random_tensor(c.qkv(), 11)}};
+  const TensorMap inputs = {{"0", normal_tensor(c.qkv(), 11)}};
   const TensorMap first = run(c, body, inputs);
   Placed placed = place(body, {}, h100());
   const size_t tiles = attention_wgmma_choices(placed.spec).at(0).tiles.size();
