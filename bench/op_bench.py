@@ -8,6 +8,10 @@ Both sides replay a CUDA graph with several copies of the operation, each on ten
 many that together they are more than twice the L2: what a copy reads is in memory, not in the cache. The time is the
 median of 20 replays over the copies. Before it counts, difuse's result is compared with PyTorch's in f32 on the same
 tensors. Of the ways that PyTorch has (native or compiled norm; SDPA's backends) the fastest is shown. Needs PyTorch.
+
+Copies need nothing of each other, so difuse's launches overlap and filters' gradients share some, as they do in a step
+where there is other work; PyTorch's run one after the other. The other bound is "apart": difuse's launches with an
+event between each and the next, their whole latency included, which PyTorch's hide from one another in part.
 """
 
 import concurrent.futures
@@ -126,19 +130,20 @@ def measure_case(product, case, count, file, args, cache):
     about = {"family": case.family, "title": case.title, "dtype": case.dtype}
     try:
         error = None if args.no_check else check(product, case, args.device, cache)
-        benched = product.bench(["--graph", str(file)], case.dtype, cache)
+        benched = product.bench(["--graph", str(file), "--per-kernel"], case.dtype, cache)
     except ProductError as failure:
         print(f"{case.name}: {failure}", flush=True)
-        return [*about.values(), "failed", *["-"] * 5], {**about, "failure": str(failure)}
+        return [*about.values(), "failed", *["-"] * 6], {**about, "failure": str(failure)}
     ours = benched["step_seconds"] / count
+    apart = sum(kernel["seconds"] for kernel in benched["kernels"]) / count
     theirs = torch_times(case, args.device, count)
     way, best = min(theirs.items(), key=lambda item: item[1]) if theirs else ("-", None)
-    row = [*about.values(), f"{ours * 1e3:.4f}", rate(case, ours)]
+    row = [*about.values(), f"{ours * 1e3:.4f}", rate(case, ours), f"{apart * 1e3:.4f}"]
     row += [f"{best * 1e3:.4f}", rate(case, best), f"{best / ours:.2f}", way] if best else ["-"] * 4
     print("  ".join(row), flush=True)
     return row, {
         **about, "flops": case.flops, "bytes": case.bytes, "copies": count, "launches": benched["launches"] / count,
-        "difuse_seconds": ours, "difuse_error": error, "torch_seconds": theirs,
+        "difuse_seconds": ours, "difuse_apart_seconds": apart, "difuse_error": error, "torch_seconds": theirs,
     }  # fmt: skip
 
 
@@ -188,7 +193,8 @@ def main():
     environment = report.environment(product)
     print(f"{report.versions_line(environment)}; L2 {l2 / 1e6:.0f} MB", flush=True)
     rows, results = measure(product, cases, args, l2)
-    columns = ["operation", "shape", "dtype", "difuse ms", "rate", "PyTorch ms", "rate", "PyTorch / difuse", "by"]
+    columns = ["operation", "shape", "dtype", "difuse ms", "rate", "apart ms",
+               "PyTorch ms", "rate", "PyTorch / difuse", "by"]  # fmt: skip
     text = f"{report.table(columns, rows)}\n\n{report.versions_line(environment)}"
     print(f"\n{text}")
     data = {"environment": environment, "l2_bytes": l2, "operations": results}
