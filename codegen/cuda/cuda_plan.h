@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -79,10 +80,11 @@ struct KernelCall {
   /// those of each, one after the other, and the kernel's one parameter is a table of them, of `table_bytes`.
   int members = 1;
   int64_t table_bytes = 0;
-  std::vector<int> more_nodes = {};  ///< The nodes of the members after the first.
-  bool is_copy = false;              ///< Copies a state, after all nodes; `node` is where the next value comes from.
-  bool is_second_stage = false;      ///< KernelDraft::is_second_stage.
-  PartSums part_sums = {};           ///< KernelDraft::part_sums.
+  std::vector<int> more_nodes = {};    ///< The nodes of the members after the first.
+  bool is_copy = false;                ///< Copies a state, after all nodes; `node` is where the next value comes from.
+  bool is_second_stage = false;        ///< KernelDraft::is_second_stage.
+  PartSums part_sums = {};             ///< KernelDraft::part_sums.
+  std::optional<Argument> early = {};  ///< KernelDraft::early.
 
   int node_of(int member) const { return member == 0 ? node : more_nodes[static_cast<size_t>(member) - 1]; }
 };

@@ -59,6 +59,9 @@ struct KernelDraft {
   /// Makes results of what an earlier launch of the spec left in the workspace, which it does not change.
   bool is_second_stage = false;
   PartSums part_sums = {};  ///< Of such a second stage.
+  /// An operand that the kernel reads, where `waits` is Waits::after_early_reads (join/overlap.h), before it waits for
+  /// the launch before it.
+  std::optional<Argument> early = {};
 };
 
 /// Bytes: what an emitter has of the workspace starts at a multiple.

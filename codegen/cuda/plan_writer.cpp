@@ -88,7 +88,7 @@ std::vector<WorkspaceRange> PlanWriter::ranges_of(const KernelCall& call) const 
 }
 
 KernelCall PlanWriter::call_of(KernelDraft draft) {
-  draft.source = with_overlap_parameter(draft.source);
+  draft.source = with_waits_parameter(draft.source);
   draft.arguments.push_back(Argument::number(0));
   std::string text = draft.source;
   for (const std::string& option : draft.options) text += '\0' + option;
@@ -106,6 +106,7 @@ KernelCall PlanWriter::call_of(KernelDraft draft) {
   call.bytes = draft.bytes, call.flops = draft.flops, call.choice = draft.choice;
   call.is_second_stage = draft.is_second_stage;
   call.part_sums = std::move(draft.part_sums);
+  call.early = draft.early;
   return call;
 }
 

@@ -105,8 +105,36 @@ TEST(OverlappedLaunches, ABlocksGradientsKeepTheirBits) {
   expect_same_bits(graph, plan);
 }
 
+/// A convolution whose filter is made last, or before its image: of two tensors, one after the other.
+Graph convolution(bool makes_filter_last) {
+  Graph graph("step");
+  Builder b(graph);
+  const ir::Shape image = {2, 16, 16, 64}, filter = {64, 3, 3, 64};
+  const Value x = b.input("x", {DType::f32, image}), w = b.input("w", {DType::f32, filter});
+  const Value first = b.cast(makes_filter_last ? x : w, DType::bf16);
+  const Value sums = b.reduce_sum(b.cast(first, DType::f32), {0, 1, 2});
+  const Value then =
+      makes_filter_last ? b.add(w, b.broadcast(sums, filter, {3})) : b.add(x, b.broadcast(sums, image, {3}));
+  const Value second = b.cast(then, DType::bf16);
+  const Value y = makes_filter_last ? b.conv_fprop(first, second, 1, 1) : b.conv_fprop(second, first, 1, 1);
+  graph.set_output("y", b.cast(y, DType::bf16));
+  return passes::run_pipeline(std::move(graph), hopper(), {});
+}
+
+TEST(OverlappedLaunches, AFilterIsReadBeforeTheWaitWhereItWasCompleteBefore) {
+  const auto waits = [](const Graph& graph) {
+    const CudaPlan plan = lowered(graph);
+    expect_same_bits(graph, plan);
+    const auto conv = std::ranges::find_if(plan.calls, [](const KernelCall& call) { return call.early.has_value(); });
+    EXPECT_NE(conv, plan.calls.end());
+    return codegen::cuda::waits_of(*conv);
+  };
+  EXPECT_EQ(waits(convolution(/*makes_filter_last=*/false)), codegen::cuda::Waits::after_early_reads);
+  EXPECT_EQ(waits(convolution(/*makes_filter_last=*/true)), codegen::cuda::Waits::at_beginning);
+}
+
 TEST(OverlappedLaunches, AKernelThatDoesNotWaitIsRefused) {
-  EXPECT_THROW(codegen::cuda::with_overlap_parameter("extern \"C\" __global__ void $kernel(float* y) {\n}\n"), Error);
+  EXPECT_THROW(codegen::cuda::with_waits_parameter("extern \"C\" __global__ void $kernel(float* y) {\n}\n"), Error);
 }
 
 }  // namespace

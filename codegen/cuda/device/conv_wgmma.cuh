@@ -204,12 +204,25 @@ __device__ __forceinline__ Copy copy_of(int i) {
 template <class L>
 class Producer {
  public:
+  using Problem = typename L::Problem;
+  using Tile = typename L::Tile;
+
   /// `operand`, and `second`, the other image: null where there is none.
   __device__ __forceinline__ Producer(unsigned char* shared, const TensorMap& image, const TensorMap& filter,
                                       const TensorMap* operand = nullptr, const TensorMap* second = nullptr)
       : shared_{shared}, image_(image), filter_(filter), operand_(operand), second_(second) {}
 
-  __device__ __forceinline__ void produce(int works) {
+  /// The first taps, as many as there is room for. Another producer then goes on.
+  __device__ __forceinline__ void begin(int works) {
+    if (static_cast<int>(blockIdx.x) >= works) return;
+#pragma unroll 1
+    for (int i = 0; i < kFirstTaps; ++i) {
+      load_tap(origin_of<L>(static_cast<int>(blockIdx.x), 0), quotient<Problem::taps>(i), remainder_of<Problem::taps>(i));
+    }
+  }
+
+  __device__ __forceinline__ void produce(int works, bool has_begun) {
+    if (has_begun) begun_ = kFirstTaps, tap_.advance(kFirstTaps);
     bool has_taps = false;
 #pragma unroll 1
     for (int work = static_cast<int>(blockIdx.x); work < works; work += static_cast<int>(gridDim.x)) {
@@ -237,6 +250,9 @@ class Producer {
   }
 
  private:
+  static constexpr int kTaps = Problem::chunks * Problem::taps;
+  static constexpr int kFirstTaps = Tile::tap_slots < kTaps ? Tile::tap_slots : kTaps;
+
   /// Brings it into L2: its slot may become free late. Not before the halos that the first products wait for.
   __device__ __forceinline__ void prefetch_operand(int work) {
     if constexpr (L::Problem::reads_operand) {
@@ -264,17 +280,24 @@ class Producer {
   }
   __device__ __forceinline__ void load_taps(const Origin& at, int chunk) {
 #pragma unroll 1
-    for (int tap = 0; tap < L::Problem::taps; ++tap) {
-      barrier_wait(shared_.tap_empty(tap_.slot), tap_.parity ^ 1);
-      Barrier* full = shared_.tap_full(tap_.slot);
-      barrier_arrive_expecting(full, L::tap_bytes);
-      if constexpr (L::Problem::is_turned) {
-        tensor_load(shared_.tap(tap_.slot), filter_, full, at.output, L::Problem::taps - 1 - tap, chunk * 64);
+    for (int tap = 0; tap < Problem::taps; ++tap) {
+      if (begun_ > 0) {
+        --begun_;
       } else {
-        tensor_load(shared_.tap(tap_.slot), filter_, full, chunk * 64, tap, at.output);
+        load_tap(at, chunk, tap);
       }
-      tap_.advance();
     }
+  }
+  __device__ __forceinline__ void load_tap(const Origin& at, int chunk, int tap) {
+    barrier_wait(shared_.tap_empty(tap_.slot), tap_.parity ^ 1);
+    Barrier* full = shared_.tap_full(tap_.slot);
+    barrier_arrive_expecting(full, L::tap_bytes);
+    if constexpr (Problem::is_turned) {
+      tensor_load(shared_.tap(tap_.slot), filter_, full, at.output, Problem::taps - 1 - tap, chunk * 64);
+    } else {
+      tensor_load(shared_.tap(tap_.slot), filter_, full, chunk * 64, tap, at.output);
+    }
+    tap_.advance();
   }
 
   const Shared<L> shared_;
@@ -282,8 +305,9 @@ class Producer {
   const TensorMap& filter_;
   const TensorMap* const operand_;
   const TensorMap* const second_;
-  Place<L::Tile::halo_slots> halo_;
-  Place<L::Tile::tap_slots> tap_;
+  Place<Tile::halo_slots> halo_;
+  Place<Tile::tap_slots> tap_;
+  int begun_ = 0;  ///< Taps that `begin` has loaded and `produce` has not come to.
 };
 
 /// 128 threads that compute one tile after the other.

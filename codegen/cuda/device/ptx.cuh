@@ -115,6 +115,9 @@ __device__ __forceinline__ void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 
+/// Before the wait: whether what was complete before the previous kernel began may be read (join/overlap.h puts the
+/// launch's own answer here). A kernel by itself has none before it.
+__device__ __forceinline__ constexpr bool may_read_early() { return true; }
 // Programmatic dependent launch. Before the wait, a kernel touches no global memory that another kernel writes; what
 // waits at its end, none that the kernels which may run beside it touch (join/overlap.h).
 __device__ __forceinline__ void wait_for_previous_kernel() {

@@ -11,6 +11,7 @@ namespace difuse::codegen::cuda {
 namespace {
 
 constexpr std::string_view kWait = "  wait_for_previous_kernel();\n", kBody = ") {\n", kEnd = "}\n";
+constexpr std::string_view kMayReadEarly = "may_read_early()";
 
 struct Range {
   Argument::Kind memory;
@@ -40,6 +41,12 @@ class Touched {
     for (const TensorMapSpec& map : call_.tensor_maps) {
       if (!add(map.start, ranges)) return {};
     }
+    return ranges;
+  }
+  /// What it reads early; nothing where there is no such thing, or that is not known.
+  std::optional<std::vector<Range>> early_ranges() const {
+    std::vector<Range> ranges;
+    if (call_.members > 1 || !call_.early || !add(*call_.early, ranges)) return {};
     return ranges;
   }
 
@@ -81,47 +88,54 @@ class Touched {
 };
 
 /// Where a member's argument lies: behind it comes, in a joined launch, the number of its blocks.
-size_t place_of_overlap(const KernelCall& call, size_t member) {
+size_t place_of_waits(const KernelCall& call, size_t member) {
   const size_t each = call.arguments.size() / static_cast<size_t>(call.members);
   return (member + 1) * each - (call.members > 1 ? 2 : 1);
 }
 
-void set_overlap(KernelCall& call) {
+void set(KernelCall& call, Waits waits) {
   for (size_t m = 0; m < static_cast<size_t>(call.members); ++m) {
-    call.arguments[place_of_overlap(call, m)] = Argument::number(1);
+    call.arguments[place_of_waits(call, m)] = Argument::number(static_cast<int64_t>(waits));
   }
 }
 
 }  // namespace
 
-std::string with_overlap_parameter(const std::string& source) {
+std::string with_waits_parameter(const std::string& source) {
   const size_t kernel = source.find("$kernel("), parameters = source.find(kBody, kernel);
   const size_t wait = source.find(kWait, parameters);
   if (kernel == std::string::npos || wait == std::string::npos || !source.ends_with(kEnd))
     throw Error("a kernel's source does not wait for the kernel before it");
   const size_t body = wait + kWait.size();
-  return source.substr(0, parameters) + ", long long overlaps" + source.substr(parameters, wait - parameters) +
-         "  if (overlaps == 0) wait_for_previous_kernel();\n" +
-         source.substr(body, source.size() - kEnd.size() - body) +
-         "  if (overlaps != 0 && blockIdx.x == 0) wait_for_previous_kernel();\n}\n";
+  std::string before = source.substr(parameters, wait - parameters);
+  if (const size_t early = before.find(kMayReadEarly); early != std::string::npos) {
+    before.replace(early, kMayReadEarly.size(), "waits == 2");
+  }
+  return source.substr(0, parameters) + ", long long waits" + before +
+         "  if (waits != 1) wait_for_previous_kernel();\n" + source.substr(body, source.size() - kEnd.size() - body) +
+         "  if (waits == 1 && blockIdx.x == 0) wait_for_previous_kernel();\n}\n";
 }
 
 void overlap_launches(CudaPlan& plan) {
   std::vector<std::optional<std::vector<Range>>> touched;  // since the last launch that waits at its beginning
   for (KernelCall& call : plan.calls) {
+    const auto meets_none = [&](const std::optional<std::vector<Range>>& ranges) {
+      return ranges && !touched.empty() &&
+             std::ranges::all_of(touched, [&](const auto& other) { return other && !conflict(*ranges, *other); });
+    };
     std::optional<std::vector<Range>> own = Touched(plan, call).ranges();
-    const bool overlaps = own && !touched.empty() && std::ranges::all_of(touched, [&](const auto& other) {
-                            return other && !conflict(*own, *other);
-                          });
-    if (overlaps) {
-      set_overlap(call);
+    if (meets_none(own)) {
+      set(call, Waits::at_end);
     } else {
+      if (meets_none(Touched(plan, call).early_ranges())) set(call, Waits::after_early_reads);
       touched.clear();
     }
     touched.push_back(std::move(own));
   }
 }
 
-bool overlaps(const KernelCall& call) { return call.arguments[place_of_overlap(call, 0)] == Argument::number(1); }
+Waits waits_of(const KernelCall& call) { return static_cast<Waits>(call.arguments[place_of_waits(call, 0)].value); }
+
+bool overlaps(const KernelCall& call) { return waits_of(call) == Waits::at_end; }
 
 }  // namespace difuse::codegen::cuda

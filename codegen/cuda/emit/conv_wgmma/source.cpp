@@ -244,12 +244,16 @@ extern "C" __global__ void __launch_bounds__(Layout::threads, Layout::Tile::bloc
   if (threadIdx.x == 0) {
 $prefetches  }
   conv::Shared<Layout>{shared}.init();
+  const bool has_begun = may_read_early();
+  if (has_begun && threadIdx.x == Layout::producer_thread) {
+    conv::Producer<Layout>(shared, $image, $filter$more).begin(static_cast<int>(works));
+  }
   wait_for_previous_kernel();
   let_next_kernel_start();
   if (conv::is_producer<Layout>()) {
     conv::share_registers<Layout, true>();
     if (threadIdx.x == Layout::producer_thread) {
-      conv::Producer<Layout>(shared, $image, $filter$more).produce(static_cast<int>(works));
+      conv::Producer<Layout>(shared, $image, $filter$more).produce(static_cast<int>(works), has_begun);
     }
 $transformer  } else {
     conv::share_registers<Layout, false>();
@@ -282,6 +286,7 @@ $results      consumer.finish();
   draft.tensor_maps = parameters.tensor_maps();
   draft.bytes = parameters.bytes();
   draft.flops = spec.flops;
+  draft.early = spec.operands[static_cast<size_t>(c.filter)];
   return draft;
 }
 

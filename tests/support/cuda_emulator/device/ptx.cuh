@@ -87,5 +87,8 @@ __device__ __forceinline__ void copy_async_wait() {
   emulator::machine->copy_async_wait(pending);
 }
 
+/// Before the wait: whether what was complete before the previous kernel began may be read (join/overlap.h puts the
+/// launch's own answer here). A kernel by itself has none before it.
+__device__ __forceinline__ constexpr bool may_read_early() { return true; }
 __device__ __forceinline__ void wait_for_previous_kernel() {}
 __device__ __forceinline__ void let_next_kernel_start() {}
