@@ -80,8 +80,8 @@ struct Layout {
   static constexpr bool is_line = Problem::filter == 1 && Problem::height * Problem::width == 1;
   static constexpr int consumers = Tile::consumers, warpgroup = 128;
   /// Where several consumers have the processor to themselves, the producer is a warpgroup too, whose registers go to
-  /// them.
-  static constexpr bool shares_registers = Tile::blocks == 1 && consumers > 1;
+  /// them. Beside transformers, who want as many, it is a warp.
+  static constexpr bool shares_registers = Tile::blocks == 1 && consumers > 1 && !Problem::has_prologue;
   /// Two warpgroups of transformers work on halos in turns, so that one's loads are hidden by the other's arithmetic.
   static constexpr int transformers = Problem::has_prologue ? (Tile::blocks == 1 ? 2 : 1) : 0;
   static constexpr int producer_thread = (consumers + transformers) * warpgroup;
@@ -176,15 +176,14 @@ __device__ __forceinline__ bool is_transformer() {
 }
 
 /// By all threads of the producer or of the consumers: 128 * 40 + 256 * 232 registers are those that 384 threads begin
-/// with, 128 * 32 + 384 * 160 those of 512. Of 640, which begin with 96, transformers keep theirs, and 128 * 24 + 256 *
-/// 128 are less than the others'. With fewer than 88 the compiler has a transformer wait for each of its functions.
+/// with, 128 * 32 + 384 * 160 those of 512.
 template <class L, bool producer>
 __device__ __forceinline__ void share_registers() {
   if constexpr (L::shares_registers) {
     if constexpr (producer) {
-      give_registers<L::Problem::has_prologue ? 24 : L::consumers == 2 ? 40 : 32>();
+      give_registers<L::consumers == 2 ? 40 : 32>();
     } else {
-      take_registers<L::Problem::has_prologue ? 128 : L::consumers == 2 ? 232 : 160>();
+      take_registers<L::consumers == 2 ? 232 : 160>();
     }
   }
 }

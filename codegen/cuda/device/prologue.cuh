@@ -9,7 +9,7 @@ namespace prologue {
 /// `rows` x `columns` pixels of an image of height x width. Each of 128 threads has eight channels of every 16th pixel.
 template <int rows, int columns, int height, int width>
 struct Window {
-  static constexpr int pixels = rows * columns, pixel_bytes = 128, step = 16, at_once = 2;
+  static constexpr int pixels = rows * columns, pixel_bytes = 128, step = 16, at_once = 4;
   static_assert(columns <= step);
 
   /// This thread's eight of a pixel's 64 channels.

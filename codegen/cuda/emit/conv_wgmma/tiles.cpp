@@ -25,18 +25,21 @@ int64_t room_of(int64_t blocks, const ir::DeviceSpec& device) {
   return (device.shared_memory_bytes + kReserved) / blocks - kReserved;
 }
 
-/// Whether the producer's registers go to the consumers.
-bool shares_registers(const HaloTile& tile) { return tile.blocks == 1 && tile.consumers > 1; }
-
 /// Warpgroups.
 int64_t transformers(const HaloConv& conv, const HaloTile& tile) {
   return conv.has_prologue() ? (tile.blocks == 1 ? 2 : 1) : 0;
 }
 
+/// Whether the producer's registers go to the consumers.
+bool shares_registers(const HaloConv& conv, const HaloTile& tile) {
+  return tile.blocks == 1 && tile.consumers > 1 && !conv.has_prologue();
+}
+
 /// Registers of a consumer's thread: what the others leave of all (device/conv_wgmma.cuh), or an equal share.
 int64_t registers_of(const HaloConv& conv, const HaloTile& tile) {
+  // Beside transformers there are 120; what is estimated to need 144 there takes 96.
   constexpr int64_t kAll = 65536, kMost = 232, kOfThree = 160, kBesideTransformers = 144;
-  if (conv.has_prologue() && shares_registers(tile)) return kBesideTransformers;
+  if (conv.has_prologue() && tile.blocks == 1 && tile.consumers > 1) return kBesideTransformers;
   if (!conv.has_prologue() && tile.blocks == 1) return tile.consumers == 3 ? kOfThree : kMost;
   return std::min(kMost, kAll / tile.blocks / threads(conv, tile) / 8 * 8);
 }
@@ -79,7 +82,7 @@ void add_ring(std::vector<HaloTile>& tiles, const HaloConv& conv, HaloTile tile,
 /// pixels in one instruction.
 bool transforms_beside(const HaloConv& conv, const HaloTile& tile) {
   constexpr int64_t kTransformer = 96;
-  if (shares_registers(tile)) return tile.consumers == 2 && tile.rows < 32;
+  if (tile.blocks == 1 && tile.consumers > 1) return tile.consumers == 2 && tile.rows < 32;
   return registers_of(conv, tile) >= kTransformer;
 }
 
@@ -92,7 +95,7 @@ std::string to_string(const HaloTile& t) {
 
 int threads(const HaloConv& conv, const HaloTile& tile) {
   const int64_t warpgroups = tile.consumers + transformers(conv, tile);
-  return static_cast<int>(128 * warpgroups) + (shares_registers(tile) ? 128 : 32);
+  return static_cast<int>(128 * warpgroups) + (shares_registers(conv, tile) ? 128 : 32);
 }
 
 bool is_resident(const HaloConv& conv, const HaloTile& tile) { return tile.tap_slots == all_taps(conv); }
