@@ -1,8 +1,9 @@
-// Convolutions of stride 1 on Hopper: bf16 images [n, y, x, c], filters [k, r, s, c], sums in fp32.
+// Convolutions of stride 1 on Hopper: images [n, y, x, c], filters [k, r, s, c] in bf16, or in f32 that was rounded to
+// tf32; sums in fp32.
 //
 // As a matrix product: rows are 64 output channels (the filter), columns are pixels (the image), and the sum runs over
-// the chunks of 64 input channels, over the taps (r, s) of the filter, and over the channels of the chunk, in that
-// order. A tile of pixels is 8 wide and `rows` high, in each of `images` images; for a filter of 3 x 3 its input is 10
+// the chunks of 64 input channels (32 in f32: 128 bytes of a pixel), over the taps (r, s) of the filter, and over the
+// channels of the chunk, in that order. A tile of pixels is 8 wide and `rows` high, in each of `images` images; for a filter of 3 x 3 its input is 10
 // wide and rows + 2 high: the halo. Each halo is loaded once and read once per tap: the pixels that tap (r, s) meets
 // are those of the halo from pixel (r, s) on, so the tap's matrix is the same shared memory, described from 10 r + s
 // rows further on. What lies outside the image the copy engine fills with zeros, which is the border.
@@ -14,7 +15,10 @@
 // each consumer.
 //
 // What follows may read another tensor like the result, the operand. Its tile comes through the ring of halos, behind
-// those of the convolution's tile, while the consumer still multiplies; the result leaves from the same slot.
+// those of the convolution's tile, while the consumer still multiplies; the result leaves from the same slot. Without
+// an operand it leaves from that of the last halo. The 64 channels of a result in f32 are two parts, each 128 bytes of
+// a pixel and in a slot of its own, as an operand's are. Without an operand the second part's slot comes from the ring
+// likewise, but nothing is copied to it.
 //
 // Where all taps of the filter fit into shared memory, they are loaded once per block, and the consumers take turns:
 // one multiplies while the others store their tiles. Elsewhere all consumers meet each tap while it passes through the
@@ -22,7 +26,8 @@
 //
 // The gradient of the image is the convolution of the result's gradient with the turned filter: taps in the opposite
 // order, input and output channels exchanged. It reads the filter where it lies: its 64 output channels then run along
-// the rows of a tap in shared memory, and the sum runs down its columns.
+// the rows of a tap in shared memory, and the sum runs down its columns. (In bf16: for tf32 the tensor cores know no
+// such rows.)
 //
 // What is computed of the image before it is multiplied, the prologue, a further role does in shared memory
 // (conv_prologue.cuh): the transformers, one or two warpgroups between the producer and the consumers. A slot of a halo
@@ -37,18 +42,23 @@ namespace conv {
 /// images of one pixel. `is_turned`: the filter lies in memory as [inputs, filter, filter, outputs], its last tap being
 /// the first that is met. `reads_operand`: what follows the convolution does. `has_prologue`: something comes before
 /// it. `first_inputs`: where there are two images, one behind the other in each pixel, the channels of the first, a
-/// multiple of 64. `has_finish`: the transformers make images' statistics, two numbers a channel.
+/// multiple of a chunk's. `has_finish`: the transformers make images' statistics, two numbers a channel. `Element`: bf16
+/// or f32, of the image, the filter, the operand and the result.
 template <int height_, int width_, int inputs_, int outputs_, int filter_, int pad_, bool is_turned_ = false,
           bool reads_operand_ = false, bool has_prologue_ = false, int first_inputs_ = inputs_,
-          bool has_finish_ = false>
+          bool has_finish_ = false, class Element_ = bf16>
 struct Problem {
+  using Element = Element_;
+  static constexpr int chunk = 128 / static_cast<int>(sizeof(Element));  ///< Channels.
+  static constexpr int parts = 64 / chunk;                               ///< Of a result's 64 channels.
   static constexpr int height = height_, width = width_, inputs = inputs_, outputs = outputs_, filter = filter_;
-  static constexpr int pad = pad_, taps = filter * filter, chunks = (inputs + 63) / 64;
+  static constexpr int pad = pad_, taps = filter * filter, chunks = (inputs + chunk - 1) / chunk;
   static constexpr bool is_turned = is_turned_, reads_operand = reads_operand_;
   static constexpr bool has_prologue = has_prologue_;
   static constexpr bool has_finish = has_finish_;
   static constexpr int first_inputs = first_inputs_;
-  static_assert(first_inputs == inputs || first_inputs % 64 == 0);
+  static_assert(first_inputs == inputs || first_inputs % chunk == 0);
+  static_assert(sizeof(Element) == 2 || (!is_turned && !has_prologue));
 };
 
 /// `blocks`: of a processor at once. With several, one multiplies while another begins or ends, and the next kernel may
@@ -96,7 +106,9 @@ struct Layout {
   static constexpr int halo_bytes = Tile::images * halo_image, halo_slot = (halo_bytes + 1023) / 1024 * 1024;
   static constexpr int tap_bytes = 64 * pixel_bytes;
   static constexpr bool is_resident = Tile::tap_slots == Problem::chunks * Problem::taps;
-  static constexpr int copies = Problem::chunks + (Problem::reads_operand ? 1 : 0);  ///< Of a tile, to slots of halos.
+  /// Slots that a tile takes from the ring of halos for what is no halo: parts of the operand, or of the result.
+  static constexpr int more_slots = Problem::parts - (Problem::reads_operand ? 0 : 1);
+  static constexpr int copies = Problem::chunks + more_slots;  ///< Of a tile, to slots of halos.
 
   static constexpr int taps_at = Tile::halo_slots * halo_slot, barriers_at = taps_at + Tile::tap_slots * tap_bytes;
   static constexpr int halo_barriers = (Problem::has_prologue ? 3 : 2) * Tile::halo_slots;
@@ -105,7 +117,7 @@ struct Layout {
   static constexpr int bytes = statistics_at + transformers * Tile::images * statistics * 4;
 
   // A consumer gives a halo or a tap back when it has begun with the next one.
-  static constexpr int least_halo_slots = is_resident ? consumers + 1 : consumers * (Problem::chunks > 1 ? 2 : 1);
+  static constexpr int least_halo_slots = is_resident ? consumers + 1 : consumers * (Problem::chunks > 1 || Problem::parts > 1 ? 2 : 1);
   static_assert(Tile::halo_slots >= least_halo_slots);
   static_assert(is_resident || (Tile::halo_slots % consumers == 0 && Tile::tap_slots >= 2));
 };
@@ -188,7 +200,7 @@ __device__ __forceinline__ void share_registers() {
   }
 }
 
-/// A copy to a slot of halos: whose, and which of its tile's; the last is the operand where there is one.
+/// A copy to a slot of halos: whose, and which of its tile's; the last are the operand where there is one.
 struct Copy {
   int consumer, number;
 };
@@ -257,23 +269,30 @@ class Producer {
     if constexpr (L::Problem::reads_operand) {
       for (int i = 0; i < L::consumers; ++i) {
         const Origin at = origin_of<L>(work, i);
-        tensor_prefetch(*operand_, at.output, at.x, at.y, at.image);
+#pragma unroll
+        for (int part = 0; part < L::Problem::parts; ++part) {
+          tensor_prefetch(*operand_, at.output + part * L::Problem::chunk, at.x, at.y, at.image);
+        }
       }
     }
   }
-  /// The tile's next copy: the halo of a chunk, and last the operand.
+  /// The tile's next copy: the halo of a chunk, and last the operand's parts, or nothing.
   __device__ __forceinline__ void load(const Origin& at, int copy) {
     barrier_wait(shared_.halo_empty(halo_.slot), halo_.parity ^ 1);
     Barrier* full = shared_.halo_full(halo_.slot);
-    if (L::Problem::reads_operand && copy == L::Problem::chunks) {
+    if (L::Problem::reads_operand && copy >= L::Problem::chunks) {
+      const int part = L::Problem::parts == 1 ? 0 : copy - L::Problem::chunks;
       barrier_arrive_expecting(full, L::pixels * L::pixel_bytes);
-      tensor_load(shared_.halo(halo_.slot), *operand_, full, at.output, at.x, at.y, at.image);
+      tensor_load(shared_.halo(halo_.slot), *operand_, full, at.output + part * L::Problem::chunk, at.x, at.y,
+                  at.image);
+    } else if (L::more_slots > 0 && copy >= L::Problem::chunks) {
+      barrier_arrive(full);
     } else {
       barrier_arrive_expecting(full, L::halo_bytes);
-      const bool is_first = L::Problem::first_inputs == L::Problem::inputs || copy * 64 < L::Problem::first_inputs;
+      const bool is_first = L::Problem::first_inputs == L::Problem::inputs || copy * L::Problem::chunk < L::Problem::first_inputs;
       tensor_load(shared_.halo(halo_.slot), is_first ? image_ : *second_, full,
-                  copy * 64 - (is_first ? 0 : L::Problem::first_inputs), at.x - L::Problem::pad, at.y - L::Problem::pad,
-                  at.image);
+                  copy * L::Problem::chunk - (is_first ? 0 : L::Problem::first_inputs), at.x - L::Problem::pad,
+                  at.y - L::Problem::pad, at.image);
     }
     halo_.advance();
   }
@@ -294,7 +313,7 @@ class Producer {
     if constexpr (Problem::is_turned) {
       tensor_load(shared_.tap(tap_.slot), filter_, full, at.output, Problem::taps - 1 - tap, chunk * 64);
     } else {
-      tensor_load(shared_.tap(tap_.slot), filter_, full, chunk * 64, tap, at.output);
+      tensor_load(shared_.tap(tap_.slot), filter_, full, chunk * Problem::chunk, tap, at.output);
     }
     tap_.advance();
   }
@@ -327,7 +346,7 @@ class Consumer {
   /// The next tile: what it reads of other tensors may be fetched before it multiplies.
   __device__ __forceinline__ void start(int work) { origin_ = origin_of<L>(work, number_); }
 
-  /// The tile's convolution, before anything is added; and the operand has come.
+  /// The tile's convolution, before anything is added; and the operand has come, and all of the result has its slots.
   __device__ __forceinline__ void multiply() {
     if constexpr (takes_turns) named_barrier_sync(kTurn + number_, 2 * L::warpgroup);
     if constexpr (L::is_resident) tap_ = {};
@@ -341,15 +360,20 @@ class Consumer {
         multiply_registers(sums_[image]);
       }
     }
-    constexpr int rest = Problem::inputs % 64, whole = Problem::inputs / 64;
+    constexpr int rest = Problem::inputs % Problem::chunk, whole = Problem::inputs / Problem::chunk;
 #pragma unroll 1
     for (int chunk = 0; chunk < whole; ++chunk) add_chunk<4>(chunk == 0);
-    if constexpr (rest > 0) add_chunk<(rest + 15) / 16>(whole == 0);
-    const Place<Tile::halo_slots> operand = halo_;
-    if constexpr (Problem::reads_operand) advance_halo();
+    if constexpr (rest > 0) add_chunk<(rest + kStep - 1) / kStep>(whole == 0);
+    Place<Tile::halo_slots> more[Problem::parts];
+#pragma unroll
+    for (int i = 0; i < L::more_slots; ++i) {
+      more[i] = halo_;
+      advance_halo();
+    }
     if constexpr (takes_turns) {
-      // Another consumer may have the slot next, and can tell its copy only from the one before: that must be complete.
-      if constexpr (Problem::reads_operand) barrier_wait(shared_.halo_ready(operand.slot), operand.parity);
+      // Another consumer may have a slot next, and can tell its copy only from the one before: that must be complete.
+#pragma unroll
+      for (int i = 0; i < L::more_slots; ++i) barrier_wait(shared_.halo_ready(more[i].slot), more[i].parity);
       halo_.advance((L::consumers - 1) * L::copies);  // The other consumers'.
       named_barrier_arrive(kTurn + (number_ + 1) % L::consumers, 2 * L::warpgroup);
     }
@@ -359,8 +383,13 @@ class Consumer {
     if (!L::is_resident) arrive(shared_.tap_empty(last_tap_));
     if constexpr (Problem::reads_operand) {
       arrive(shared_.halo_empty(last_halo_));
-      last_halo_ = operand.slot;
-      if constexpr (!takes_turns) barrier_wait(shared_.halo_ready(operand.slot), operand.parity);
+    } else {
+      results_[0] = last_halo_;
+    }
+#pragma unroll
+    for (int i = 0; i < L::more_slots; ++i) {
+      results_[Problem::parts - L::more_slots + i] = more[i].slot;
+      if constexpr (!takes_turns) barrier_wait(shared_.halo_ready(more[i].slot), more[i].parity);
     }
   }
 
@@ -371,16 +400,31 @@ class Consumer {
   __device__ __forceinline__ void start_rows() {
     // All warps have read the halo. Of the operand each reads what it then writes, and no more.
     if constexpr (!Problem::reads_operand) named_barrier_sync(kOwn + number_, L::warpgroup);
-    // Four matrices of 8 pixels x 8 channels: this lane addresses a pixel of the first or second row, and the first or
-    // second 8 of the warp's 16 channels.
-    const int pixel = this_lane() / 16 * 8 + this_lane() % 8, chunk = warp() * 2 + this_lane() / 8 % 2;
-    staged_ = shared_.halo(last_halo_) + pixel * L::pixel_bytes + ((chunk ^ pixel % 8) << 4);
-    if constexpr (Problem::reads_operand) ldmatrix_x4_trans(operand_[0], staged_);
+    if constexpr (Problem::parts == 2) {
+      // Two warps share a part. Of a pair of pixels this thread has a channel of four, 16 bytes, and that 8 further on.
+      const int pixel = this_lane() % 4 * 2, chunk = warp() % 2 * 4 + this_lane() / 16;
+      const int slot = warp() < 2 ? results_[0] : results_[1];
+      const unsigned row = shared_address(shared_.halo(slot)) + pixel * L::pixel_bytes;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int x = 0; x < 2; ++x) {
+          floats_[half * 2 + x] =
+              row + x * L::pixel_bytes + ((chunk + half * 2) ^ (pixel + x)) * 16 + this_lane() / 4 % 4 * 4;
+        }
+      }
+    } else {
+      // Four matrices of 8 pixels x 8 channels: this lane addresses a pixel of the first or second row, and the first
+      // or second 8 of the warp's 16 channels.
+      const int pixel = this_lane() / 16 * 8 + this_lane() % 8, chunk = warp() * 2 + this_lane() / 8 % 2;
+      staged_ = shared_.halo(results_[0]) + pixel * L::pixel_bytes + ((chunk ^ pixel % 8) << 4);
+    }
+    if constexpr (Problem::reads_operand) load_operand(0);
   }
   /// The operand of these rows and those after them: by the time that they are wanted they have come.
   __device__ __forceinline__ void read_operand(int image, int row) {
     const int next = step(image, row) + 1;
-    if (next < Tile::images * Tile::rows / 2) ldmatrix_x4_trans(operand_[next % 2], staged_ + next * kStepBytes);
+    if (next < Tile::images * Tile::rows / 2) load_operand(next);
   }
   /// The sums of these rows to bf16, two at a time.
   __device__ __forceinline__ void round_rows(int image, int row) {
@@ -391,11 +435,16 @@ class Consumer {
       sums_[image][i + 1] = __uint_as_float(packed & 0xffff0000u);
     }
   }
-  /// The sums of these rows as bf16 to the last slot, a dead halo or the operand.
+  /// The sums of these rows as elements to the result's slots, a dead halo's or the operand's.
   __device__ __forceinline__ void stage_rows(int image, int row) {
     const float* from = &sums_[image][row * 4];
-    stmatrix_x4_trans(staged_ + step(image, row) * kStepBytes, pack_bf16(from[0], from[1]), pack_bf16(from[2], from[3]),
-                      pack_bf16(from[4], from[5]), pack_bf16(from[6], from[7]));
+    if constexpr (Problem::parts == 2) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) slot_store(float_at(step(image, row), i), from[i]);
+    } else {
+      stmatrix_x4_trans(staged_ + step(image, row) * kStepBytes, pack_bf16(from[0], from[1]),
+                        pack_bf16(from[2], from[3]), pack_bf16(from[4], from[5]), pack_bf16(from[6], from[7]));
+    }
   }
 
   // What a thread holds, number (image, half, lane): the output channel is channel(half), the pixel x(lane) of row
@@ -404,8 +453,13 @@ class Consumer {
     return sums_[image][lane / 2 * 4 + half * 2 + lane % 2];
   }
   __device__ __forceinline__ float operand(int image, int half, int lane) const {
-    const unsigned pair = operand_[step(image, lane / 2) % 2][lane / 2 % 2 * 2 + half];
-    return __uint_as_float(lane % 2 == 0 ? pair << 16 : pair & 0xffff0000u);
+    const auto& rows = operand_[step(image, lane / 2) % 2];
+    if constexpr (Problem::parts == 2) {
+      return __uint_as_float(rows[lane / 2 % 2 * 4 + half * 2 + lane % 2]);
+    } else {
+      const unsigned pair = rows[lane / 2 % 2 * 2 + half];
+      return __uint_as_float(lane % 2 == 0 ? pair << 16 : pair & 0xffff0000u);
+    }
   }
   __device__ __forceinline__ int channel(int half) const {
     return origin_.output + warp() * 16 + half * 8 + this_lane() / 4;
@@ -419,19 +473,25 @@ class Consumer {
     fence_shared_for_engines();
     named_barrier_sync(kOwn + number_, L::warpgroup);
     if (threadIdx.x % L::warpgroup == 0) {
-      tensor_store(result, shared_.halo(last_halo_), origin_.output, origin_.x, origin_.y, origin_.image);
+#pragma unroll
+      for (int part = 0; part < Problem::parts; ++part) {
+        tensor_store(result, shared_.halo(results_[part]), origin_.output + part * Problem::chunk, origin_.x, origin_.y,
+                     origin_.image);
+      }
       tensor_store_commit();
     }
   }
-  /// After store: gives the slot back.
+  /// After store: gives the slots back.
   __device__ __forceinline__ void finish() {
     if (threadIdx.x % L::warpgroup == 0) tensor_store_wait_read<0>();
-    arrive(shared_.halo_empty(last_halo_));
+#pragma unroll
+    for (int part = 0; part < Problem::parts; ++part) arrive(shared_.halo_empty(results_[part]));
   }
 
  private:
   static constexpr int kOwn = 1, kTurn = kOwn + L::consumers;  // Named barriers, one for each consumer.
   static constexpr int kStepBytes = 2 * 8 * L::pixel_bytes;
+  static constexpr int kStep = Problem::chunk / 4;  ///< Of k, of an instruction.
   static constexpr bool takes_turns = L::is_resident && L::consumers > 1;
   /// Whether a tile's first product forgets what is in the sums' registers. Where registers are few, beside transformers
   /// or many sums, the compiler spills some where statistics follow: there the sums begin with zeros.
@@ -445,7 +505,20 @@ class Consumer {
     if (this_lane() == 0) barrier_arrive(barrier);
   }
 
-  /// The next halo with all taps; `steps` times 16 of its channels.
+  /// Where in its part of the result sum `i` of two rows belongs.
+  __device__ __forceinline__ unsigned float_at(int step, int i) const {
+    return floats_[i % 4] + step * kStepBytes + i / 4 * 8 * L::pixel_bytes;
+  }
+  __device__ __forceinline__ void load_operand(int step) {
+    if constexpr (Problem::parts == 2) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) operand_[step % 2][i] = __float_as_uint(slot_load(float_at(step, i)));
+    } else {
+      ldmatrix_x4_trans(operand_[step % 2], staged_ + step * kStepBytes);
+    }
+  }
+
+  /// The next halo with all taps; `steps` times kStep of its channels.
   template <int steps>
   __device__ __forceinline__ void add_chunk(bool is_first) {
     barrier_wait(shared_.halo_ready(halo_.slot), halo_.parity);
@@ -476,9 +549,15 @@ class Consumer {
     for (int k = 0; k < steps; ++k) {
 #pragma unroll
       for (int image = 0; image < Tile::images; ++image) {
-        // In a turned filter, 16 of k are as many rows of 128 bytes.
-        multiply_bf16<Problem::is_turned>(sums_[image], matrix_moved(a, k * (Problem::is_turned ? 2048 : 32)),
-                                          matrix_moved(b, moved + image * L::halo_image + k * 32), k > 0 || !starts_afresh || !is_first);
+        const unsigned long long pixels = matrix_moved(b, moved + image * L::halo_image + k * 32);
+        const bool accumulate = k > 0 || !starts_afresh || !is_first;
+        if constexpr (Problem::parts == 2) {
+          multiply_tf32(sums_[image], matrix_moved(a, k * 32), pixels, accumulate);
+        } else {
+          // In a turned filter, 16 of k are as many rows of 128 bytes.
+          multiply_bf16<Problem::is_turned>(sums_[image], matrix_moved(a, k * (Problem::is_turned ? 2048 : 32)), pixels,
+                                            accumulate);
+        }
       }
     }
     multiply_commit();
@@ -491,8 +570,10 @@ class Consumer {
   int last_halo_ = 0, last_tap_ = 0;
   Origin origin_;
   float sums_[Tile::images][sums];
-  unsigned char* staged_ = nullptr;  ///< This lane's row of the first matrices in the last slot.
-  unsigned operand_[2][4];           ///< Of a pair of rows, and of the next.
+  int results_[Problem::parts];              ///< Slots of the result's parts.
+  unsigned char* staged_ = nullptr;          ///< This lane's row of the first matrices in the result's slot.
+  unsigned floats_[4];                       ///< In f32: where its sums of the first row of pixels belong.
+  unsigned operand_[2][4 * Problem::parts];  ///< Of a pair of rows, and of the next.
 };
 
 }  // namespace conv

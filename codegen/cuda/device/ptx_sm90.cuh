@@ -2,7 +2,7 @@
 // work beside the threads, each started by an instruction and waited for by another:
 //
 //   the copy engine     moves boxes of a tensor between global and shared memory     tensor_load, tensor_store
-//   the tensor cores    multiply matrices that lie in shared memory                  multiply_bf16
+//   the tensor cores    multiply matrices that lie in shared memory                  multiply_bf16, multiply_tf32
 //   shared barriers     count what has arrived: threads, and bytes of the copies     Barrier
 //
 // Both engines see shared memory in 128-byte rows whose 16-byte chunks are exchanged so that a column of chunks touches
@@ -134,6 +134,16 @@ __device__ __forceinline__ void fence_shared_for_engines() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+// A float of a slot that engines fill or empty; `address` is one of shared memory.
+__device__ __forceinline__ void slot_store(unsigned address, float x) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
+}
+__device__ __forceinline__ float slot_load(unsigned address) {
+  float x;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");
+  return x;
+}
+
 /// 8x8 matrices of 16-bit elements to shared memory, transposed: lane i gives the address of row i % 8 (16 bytes) of
 /// matrix i / 8, and of each matrix elements 2 (i % 4) and + 1 of column i / 4.
 __device__ __forceinline__ void stmatrix_x4_trans(void* row, unsigned r0, unsigned r1, unsigned r2, unsigned r3) {
@@ -152,9 +162,9 @@ __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
 }
 
-/// Where a matrix of 16-bit elements lies in shared memory, as rows of 128 or 64 bytes with exchanged chunks. `stride`
+/// Where a matrix of 16-bit elements, or of floats along k, lies in shared memory, as rows of 128 or 64 bytes with exchanged chunks. `stride`
 /// is the distance in bytes from eight rows to the next eight. Where k runs along the rows, the rows of the matrix are
-/// those of memory, and the next 16 of k are 32 bytes further on. Where m or n runs along the rows, each row is one k,
+/// those of memory, and the next 16 of k (8 floats) are 32 bytes further on. Where m or n runs along the rows, each row is one k,
 /// the matrix is made of chunks of a row's columns `chunk_stride` bytes apart, and the next 16 of k are two strides
 /// further on.
 template <int row_bytes = 128>
@@ -255,6 +265,30 @@ __device__ __forceinline__ void multiply_bf16(float (&d)[128], unsigned long lon
       : DIFUSE_WGMMA_INPUTS);
 }
 
+/// The same for 8 of k in tf32: floats whose low 13 bits are ignored. k runs along the rows of both tiles.
+#define DIFUSE_WGMMA_TF32(shape, registers, a_at, b_at, accumulate_at)                       \
+  "{ .reg .pred p; setp.ne.b32 p, " accumulate_at ", 0; wgmma.mma_async.sync.aligned." shape \
+  ".f32.tf32.tf32 {" registers "}, " a_at ", " b_at ", p, 1, 1; }"
+#define DIFUSE_WGMMA_TF32_INPUTS "l"(a), "l"(b), "r"(static_cast<int>(accumulate))
+__device__ __forceinline__ void multiply_tf32(float (&d)[32], unsigned long long a, unsigned long long b,
+                                              bool accumulate) {
+  asm volatile(DIFUSE_WGMMA_TF32("m64n64k8", DIFUSE_R0, "%32", "%33", "%34")
+               : DIFUSE_D32(0)
+               : DIFUSE_WGMMA_TF32_INPUTS);
+}
+__device__ __forceinline__ void multiply_tf32(float (&d)[64], unsigned long long a, unsigned long long b,
+                                              bool accumulate) {
+  asm volatile(DIFUSE_WGMMA_TF32("m64n128k8", DIFUSE_R0 DIFUSE_R32, "%64", "%65", "%66")
+               : DIFUSE_D32(0), DIFUSE_D32(32)
+               : DIFUSE_WGMMA_TF32_INPUTS);
+}
+__device__ __forceinline__ void multiply_tf32(float (&d)[128], unsigned long long a, unsigned long long b,
+                                              bool accumulate) {
+  asm volatile(DIFUSE_WGMMA_TF32("m64n256k8", DIFUSE_R0 DIFUSE_R32 DIFUSE_R64 DIFUSE_R96, "%128", "%129", "%130")
+               : DIFUSE_D32(0), DIFUSE_D32(32), DIFUSE_D32(64), DIFUSE_D32(96)
+               : DIFUSE_WGMMA_TF32_INPUTS);
+}
+
 #define DIFUSE_D16(i) DIFUSE_D8(i), DIFUSE_D8(i + 8)
 #define DIFUSE_R16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 template <int mn_major_a = 0, int mn_major_b = 0>
@@ -309,3 +343,5 @@ __device__ __forceinline__ void multiply_bf16(float (&d)[128], const unsigned (&
 #undef DIFUSE_R96
 #undef DIFUSE_WGMMA
 #undef DIFUSE_WGMMA_INPUTS
+#undef DIFUSE_WGMMA_TF32
+#undef DIFUSE_WGMMA_TF32_INPUTS

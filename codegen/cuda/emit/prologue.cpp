@@ -96,7 +96,7 @@ Code code_of(const ir::Graph& body, Value operand, Value image, const std::vecto
 
 std::optional<ImageOperand> image_operand(const ir::Graph& body, Value contraction, Value operand) {
   const ir::Type& type = body.type(operand);
-  if (type.dtype != ir::DType::bf16 || type.rank() != 4) return {};
+  if (type.rank() != 4) return {};
   const std::vector<bool> needed = needed_by(body, operand);
   std::vector<bool> varies(needed.size());  // From pixel to pixel.
   const auto users = body.users();
@@ -125,6 +125,7 @@ std::optional<ImageOperand> image_operand(const ir::Graph& body, Value contracti
   }
   if (!found.value.valid() || !varies[static_cast<size_t>(operand.node)]) return {};
   found.has_prologue = found.value != operand;
+  if (found.has_prologue && type.dtype != ir::DType::bf16) return {};
   int inputs = 0;
   for (const int id : body.leaves(Op::input)) inputs = std::max(inputs, input_number(body.node(id)) + 1);
   const std::vector<std::string> pointers(static_cast<size_t>(inputs), "p");

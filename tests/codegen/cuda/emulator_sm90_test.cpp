@@ -128,6 +128,37 @@ TEST(EmulatedHopper, MultipliesWhatRunsAlongK) {
   expect_compiles(source);
 }
 
+/// As floats whose lowest 13 bits are set: tf32 does not see them.
+TensorMapSpec map_of_floats(int64_t rows) {
+  return {.dtype = ir::DType::f32, .extents = {32, rows}, .strides = {128}, .box = {32, rows}, .steps = {1, 1}};
+}
+
+TEST(EmulatedHopper, MultipliesFloatsThatRunAlongK) {
+  constexpr int kRows = 64, kColumns = 64, kDepth = 32;
+  const CudaSource source = source_of(product(kColumns, kRows * 128, kColumns * 128, R"(
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    multiply_tf32(d, matrix_moved(matrix_descriptor(shared, 1024), k * 32),
+                  matrix_moved(matrix_descriptor(shared + 64 * 128, 1024), k * 32), true);
+  })"));
+  const std::vector<Half> a = integers(kRows * kDepth, 3), b = integers(kColumns * kDepth, 5);
+  const auto floats = [](const std::vector<Half>& from) {
+    std::vector<Half> words;  // Low half first.
+    for (const Half h : from) words.insert(words.end(), {Half{0x1fff}, h});
+    return words;
+  };
+  const std::vector<float> got =
+      run(source, map_of_floats(kRows), floats(a), map_of_floats(kColumns), floats(b), kRows * kColumns);
+  for (size_t m = 0; m < kRows; ++m) {
+    for (size_t n = 0; n < kColumns; ++n) {
+      float sum = 0;
+      for (size_t k = 0; k < kDepth; ++k) sum += value(a[m * kDepth + k]) * value(b[n * kDepth + k]);
+      ASSERT_EQ(got[m * kColumns + n], sum) << "row " << m << ", column " << n;
+    }
+  }
+  expect_compiles(source);
+}
+
 TEST(EmulatedHopper, MultipliesWhatRunsAlongMAndN) {
   constexpr int kRows = 64, kColumns = 192, kDepth = 32;
   const CudaSource source = source_of(product(kColumns, kDepth * 128, 3 * kDepth * 128, R"(

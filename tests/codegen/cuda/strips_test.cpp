@@ -61,12 +61,12 @@ void add_sums(Builder& b, Value stored) {
   b.graph().set_output("3", b.reduce_sum(dz, {0, 1, 2}));
 }
 
-Graph gradient(const Shapes& s) {
+Graph gradient(const Shapes& s, DType dtype = DType::bf16) {
   Graph body("body");
   Builder b(body);
-  const Value x = b.input("0", {DType::bf16, {s.n, s.h, s.w, s.c}});
-  const Value w = b.input("1", {DType::bf16, {s.k, s.taps, s.taps, s.c}});
-  const Value stored = b.cast(b.conv_fprop(x, w, s.stride, s.taps / 2), DType::bf16);
+  const Value x = b.input("0", {dtype, {s.n, s.h, s.w, s.c}});
+  const Value w = b.input("1", {dtype, {s.k, s.taps, s.taps, s.c}});
+  const Value stored = b.cast(b.conv_fprop(x, w, s.stride, s.taps / 2), dtype);
   body.set_output("0", stored);
   add_sums(b, stored);
   return body;
@@ -105,7 +105,12 @@ std::vector<Case> cases() {
       {"portable_pointwise", conv({3, 8, 16, 72, 40, 1}, bf16, true), "a100"},
       {"portable_in_place", conv({2, 8, 8, 64, 64}, bf16, true), "a100", 1, {.in_place = {{0, 3}}}},
       {"few_channels", conv({3, 16, 8, 3, 36}, bf16)},
-      {"tf32", conv({3, 16, 8, 36, 24}, f32, true), "h100", 1, {.tf32 = true}},
+      {"portable_tf32", conv({3, 16, 8, 36, 24}, f32, true), "a100", 1, {.tf32 = true}},
+      {"tf32", conv({2, 32, 8, 64, 64}, f32), "h100", 1, {.tf32 = true}},
+      {"tf32_ragged", conv({3, 14, 9, 36, 100}, f32, true), "h100", 1, {.tf32 = true}},
+      {"tf32_low", conv({5, 7, 7, 100, 20}, f32, true), "h100", 1, {.tf32 = true}},
+      {"tf32_pointwise", conv({2, 16, 24, 72, 136, 1}, f32, true), "h100", 1, {.tf32 = true}},
+      {"tf32_in_place", conv({2, 9, 8, 64, 64}, f32, true), "h100", 1, {.tf32 = true, .in_place = {{0, 3}}}},
       {"f32", conv({3, 8, 16, 20, 36}, f32), "a100"},
       {"f32_in_place", conv({1, 8, 8, 20, 36}, f32, true), "a100", 1, {.in_place = {{0, 3}}}},
       {"one_part", conv({3, 16, 8, 64, 64}, bf16), "h100", 1, {.unwanted = {1}}},
@@ -177,6 +182,8 @@ std::vector<Case> sums() {
       {"ragged", gradient({3, 21, 9, 72, 40}), "h100", 3},
       {"pointwise", gradient({2, 16, 16, 136, 64, 1}), "h100", 3},
       {"apart", gradient({3, 9, 8, 64, 64}), "a100", 4},
+      {"tf32", gradient({2, 32, 24, 32, 72}, DType::f32), "h100", 3, {.tf32 = true}},
+      {"tf32_ragged", gradient({3, 21, 9, 72, 36}, DType::f32), "h100", 3, {.tf32 = true}},
   };
 }
 
@@ -184,12 +191,12 @@ class StripSumsCase : public ::testing::TestWithParam<Case> {};
 
 TEST_P(StripSumsCase, AreThoseOfWhatIsStored) {
   const Case& one = GetParam();
-  const TensorMap inputs = random_inputs(one.body, false);
-  const Placed placed = place(one.body, {}, one.spec());
+  const TensorMap inputs = random_inputs(one.body, one.places.tf32);
+  const Placed placed = place(one.body, one.places, one.spec());
   const Recorder recorder = emitted(placed);
   EXPECT_EQ(recorder.drafts.size(), one.kernels);
   const TensorMap got = run_drafts(placed, recorder, inputs, one.architecture());
-  expect_reference(one.body, inputs, {{"0", got.at("0")}}, false);
+  expect_reference(one.body, inputs, {{"0", got.at("0")}}, one.places.tf32);
   // The sums of what was rounded.
   Graph rest("rest");
   Builder b(rest);

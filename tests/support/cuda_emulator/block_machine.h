@@ -50,6 +50,7 @@ class BlockMachine final : public emulator::Machine {
   void copy_async_wait(int pending) override;
   unsigned shared_address(const void* pointer) override;
   unsigned char* shared_pointer(unsigned address, unsigned bytes) override;
+  float tensor_core_sum(const double* addends, unsigned count) override;
   void named_barrier(int id, int threads, bool waits) override;
   void meet_cluster() override;
   unsigned char* cluster_pointer(unsigned address, unsigned bytes) override;

@@ -42,22 +42,6 @@ struct Operands {
   float a[16][depth], b[depth][8];
 };
 
-/// What a tensor core adds up: every addend cut off at a few bits below the last bit of the largest, then the sum at
-/// its own last bit, both towards zero (Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor
-/// cores", 2021).
-float truncated_sum(std::span<const double> addends) {
-  constexpr int kBits = 24 + 2;
-  double largest = 0;
-  for (const double x : addends) largest = std::max(largest, std::abs(x));
-  if (!(largest > 0) || !std::isfinite(largest))
-    return static_cast<float>(std::accumulate(addends.begin(), addends.end(), 0.0));
-  const double unit = std::ldexp(1.0, std::ilogb(largest) + 1 - kBits);
-  double sum = 0;
-  for (const double x : addends) sum += std::trunc(x / unit) * unit;
-  const float nearest = static_cast<float>(sum);
-  return std::abs(static_cast<double>(nearest)) > std::abs(sum) ? std::nextafter(nearest, 0.0f) : nearest;
-}
-
 template <int depth>
 void multiply(const Operands<depth>& operands, const WarpParts& lanes) {
   for (int lane = 0; lane < 32; ++lane) {
@@ -111,6 +95,19 @@ void multiply_tf32(const WarpParts& lanes) {
 }
 
 }  // namespace
+
+float truncated_sum(std::span<const double> addends) {
+  constexpr int kBits = 24 + 2;
+  double largest = 0;
+  for (const double x : addends) largest = std::max(largest, std::abs(x));
+  if (!(largest > 0) || !std::isfinite(largest))
+    return static_cast<float>(std::accumulate(addends.begin(), addends.end(), 0.0));
+  const double unit = std::ldexp(1.0, std::ilogb(largest) + 1 - kBits);
+  double sum = 0;
+  for (const double x : addends) sum += std::trunc(x / unit) * unit;
+  const float nearest = static_cast<float>(sum);
+  return std::abs(static_cast<double>(nearest)) > std::abs(sum) ? std::nextafter(nearest, 0.0f) : nearest;
+}
 
 void compute_mma(Collective collective, const WarpParts& lanes) {
   if (collective == Collective::mma_bf16) {

@@ -21,7 +21,7 @@ namespace {
 
 /// Finds the residual. False where an operand is too large to be read element by element.
 bool fits_operands(const KernelSpec& spec, HaloConv& c) {
-  const ir::Type result{DType::bf16, spec.body.type(c.value).shape};
+  const ir::Type result{c.dtype, spec.body.type(c.value).shape};
   std::vector<int> before;
   if (c.has_prologue()) before = prologue_inputs(spec.body, spec.body.node(c.value).operands[0]);
   for (size_t i = 0; i < spec.operands.size(); ++i) {
@@ -105,6 +105,17 @@ bool finds_results(const KernelSpec& spec, HaloConv& c) {
   return of == image || (body.node(of).op == Op::cast && body.node(of).operands[0] == image);
 }
 
+/// Whether the tensor cores multiply such operands in shared memory as they are: in f32 those that were rounded, with k
+/// along their rows, which for the filter of a conv_dgrad it is not.
+bool takes_elements(const KernelSpec& spec, const HaloConv& c) {
+  if (c.dtype == DType::bf16) return true;
+  const auto is_tf32 = [&](int input) {
+    return static_cast<size_t>(input) < spec.is_tf32.size() && spec.is_tf32[static_cast<size_t>(input)];
+  };
+  return c.dtype == DType::f32 && !c.is_turned && !c.has_prologue() && is_tf32(c.filter) &&
+         std::ranges::all_of(c.image.inputs, is_tf32);
+}
+
 }  // namespace
 
 std::optional<HaloConv> halo_conv(const KernelSpec& spec) {
@@ -118,16 +129,18 @@ std::optional<HaloConv> halo_conv(const KernelSpec& spec) {
   const ir::Node& node = body.node(c.value);
   const ir::Type &image = body.type(node.operands[0]), &filter = body.type(node.operands[1]);
   const ir::Type& result = body.type(body.outputs()[c.result].value);
-  if (image.dtype != DType::bf16 || result != ir::Type{DType::bf16, node.types[0].shape}) return {};
+  c.dtype = image.dtype;
+  if (result != ir::Type{c.dtype, node.types[0].shape}) return {};
   const int64_t stride = c.is_turned ? node.as<ir::ConvDgradAttrs>().stride : node.as<ir::ConvAttrs>().stride;
   if (stride != 1 || filter.shape[1] != filter.shape[2]) return {};
-  if (!finds_operands(body, c)) return {};
+  if (!finds_operands(body, c) || !takes_elements(spec, c)) return {};
   c.batch = image.shape[0], c.image_h = image.shape[1], c.image_w = image.shape[2], c.inputs = image.shape[3];
   c.height = result.shape[1], c.width = result.shape[2], c.outputs = result.shape[3];
   c.taps = filter.shape[1];
   c.pad = c.is_turned ? c.taps - 1 - node.as<ir::ConvDgradAttrs>().pad : node.as<ir::ConvAttrs>().pad;
   const auto aligned = [&](int input) { return spec.alignment[static_cast<size_t>(input)] >= kEngineAlignment; };
-  if (c.pad < 0 || !takes_halo(c.taps, c.pad, c.inputs, c.outputs, c.batch * c.image_h * c.image_w)) return {};
+  if (c.pad < 0 || !takes_halo(c.taps, c.pad, c.inputs, c.outputs, c.batch * c.image_h * c.image_w, ir::size_of(c.dtype)))
+    return {};
   if (!std::ranges::all_of(c.image.inputs, aligned) || !aligned(c.filter) ||
       spec.result_alignment[c.result] < kEngineAlignment)
     return {};
@@ -139,7 +152,8 @@ std::optional<HaloConv> halo_conv(const KernelSpec& spec) {
 }
 
 std::string geometry(const HaloConv& c) {
-  return fmt::format("engines {}x{}x{} to {}x{}x{}, filter {}x{}, pad {}{}{}{}", c.image_h, c.image_w, c.inputs,
+  return fmt::format("engines {}{}x{}x{} to {}x{}x{}, filter {}x{}, pad {}{}{}{}",
+                     c.dtype == DType::f32 ? "tf32 " : "", c.image_h, c.image_w, c.inputs,
                      c.height, c.width, c.outputs, c.taps, c.taps, c.pad, c.is_turned ? ", turned" : "",
                      c.has_prologue() ? ", prologue" : "",
                      c.image.inputs.size() > 1 ? fmt::format(", first {}", c.first_inputs) : "");

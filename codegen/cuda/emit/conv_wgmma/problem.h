@@ -19,7 +19,8 @@ struct HaloConv {
     bool over_images;
   };
 
-  ir::Value value;  ///< The convolution in the body.
+  ir::Value value;                       ///< The convolution in the body.
+  ir::DType dtype = ir::DType::bf16;     ///< Of image, filter, residual and result: bf16, or f32 rounded to tf32.
   ImageOperand image;
   int filter = 0;          ///< Input of the body.
   int residual = -1;       ///< The input of the result's shape that is added, or the like; -1: none.
@@ -44,13 +45,18 @@ struct HaloConv {
   /// A filter of one tap sees all pixels of all images as one line, unless they belong to strips, or a prologue has to
   /// know their image.
   bool is_line() const { return taps == 1 && !has_strips() && !has_prologue(); }
-  int64_t chunks() const { return (inputs + 63) / 64; }
+  /// Channels in 128 bytes of a pixel.
+  int64_t chunk() const { return 128 / ir::size_of(dtype); }
+  int64_t chunks() const { return (inputs + chunk() - 1) / chunk(); }
+  /// Of 64 channels of the result, 128 bytes of a pixel each.
+  int64_t parts() const { return 64 / chunk(); }
 };
 
 /// A conv_fprop or conv_dgrad of stride 1 in bf16 with a filter of 1 x 1 or 3 x 3 and channel counts that are multiples
 /// of 8 (a row of the copy engine's is a multiple of 16 bytes), one bf16 result, perhaps its channel_moments and sums
-/// over pixels, at most one further operand of an image's size, and perhaps a prologue or two images. Nothing for what
-/// is left to the other emitters.
+/// over pixels, at most one further operand of an image's size, and perhaps a prologue or two images. Or a conv_fprop
+/// of f32 operands that are rounded to tf32 in memory (the tensor cores would cut bits off), with multiples of 4
+/// channels, an f32 result and no prologue. Nothing for what is left to the other emitters.
 std::optional<HaloConv> halo_conv(const KernelSpec& spec);
 
 /// What is the same at every batch, in one line: "engines 64x64x128 to 64x64x64, filter 3x3, pad 1, turned".

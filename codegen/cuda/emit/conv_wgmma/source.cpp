@@ -13,8 +13,9 @@ namespace difuse::codegen::cuda {
 namespace {
 
 /// A dense tensor whose dimensions are listed outermost first, and a box of it.
-TensorMapSpec dense_map(const Argument& start, const ir::Shape& shape, std::vector<int64_t> box) {
-  TensorMapSpec map{.start = start, .extents = {shape.rbegin(), shape.rend()}, .box = std::move(box)};
+TensorMapSpec dense_map(ir::DType dtype, const Argument& start, const ir::Shape& shape, std::vector<int64_t> box) {
+  TensorMapSpec map{
+      .start = start, .dtype = dtype, .extents = {shape.rbegin(), shape.rend()}, .box = std::move(box)};
   int64_t bytes = ir::size_of(map.dtype);
   for (size_t d = 0; d + 1 < map.extents.size(); ++d) map.strides.push_back(bytes *= map.extents[d]);
   map.steps.assign(map.extents.size(), 1);
@@ -23,15 +24,18 @@ TensorMapSpec dense_map(const Argument& start, const ir::Shape& shape, std::vect
 
 TensorMapSpec image_map(const HaloConv& c, const HaloTile& tile, const Argument& start, int64_t channels) {
   if (c.is_line())
-    return dense_map(start, {1, 1, c.batch * c.image_h * c.image_w, channels}, {64, tile.pixels(), 1, 1});
-  return dense_map(start, {c.batch, c.image_h, c.image_w, channels},
-                   {64, 8 + c.taps - 1, tile.rows + c.taps - 1, tile.images});
+    return dense_map(c.dtype, start, {1, 1, c.batch * c.image_h * c.image_w, channels},
+                     {c.chunk(), tile.pixels(), 1, 1});
+  return dense_map(c.dtype, start, {c.batch, c.image_h, c.image_w, channels},
+                   {c.chunk(), 8 + c.taps - 1, tile.rows + c.taps - 1, tile.images});
 }
 
-/// Of the result, and of what is read like it.
+/// Of the result, and of what is read like it: a part of its channels.
 TensorMapSpec result_map(const HaloConv& c, const HaloTile& tile, const Argument& start) {
-  if (c.is_line()) return dense_map(start, {1, 1, c.batch * c.height * c.width, c.outputs}, {64, tile.pixels(), 1, 1});
-  return dense_map(start, {c.batch, c.height, c.width, c.outputs}, {64, 8, tile.rows, tile.images});
+  if (c.is_line())
+    return dense_map(c.dtype, start, {1, 1, c.batch * c.height * c.width, c.outputs},
+                     {c.chunk(), tile.pixels(), 1, 1});
+  return dense_map(c.dtype, start, {c.batch, c.height, c.width, c.outputs}, {c.chunk(), 8, tile.rows, tile.images});
 }
 
 Parameters::Maps tensor_maps(const KernelSpec& spec, const HaloConv& c, const HaloTile& tile) {
@@ -44,7 +48,7 @@ Parameters::Maps tensor_maps(const KernelSpec& spec, const HaloConv& c, const Ha
   }
   const auto [slow, fast] = c.is_turned ? std::pair(c.inputs, c.outputs) : std::pair(c.outputs, c.inputs);
   maps.operands[static_cast<size_t>(c.filter)] =
-      dense_map(operand(c.filter), {slow, c.taps * c.taps, fast}, {64, 1, 64});
+      dense_map(c.dtype, operand(c.filter), {slow, c.taps * c.taps, fast}, {c.chunk(), 1, 64});
   if (c.residual >= 0) {
     maps.operands[static_cast<size_t>(c.residual)] = result_map(c, tile, operand(c.residual));
   }
@@ -54,9 +58,9 @@ Parameters::Maps tensor_maps(const KernelSpec& spec, const HaloConv& c, const Ha
 
 std::string layout_type(const HaloConv& c, const HaloTile& tile) {
   return fmt::format(
-      "conv::Layout<conv::Problem<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>, conv::Tile<{}, {}, {}, {}, {}, {}>>",
+      "conv::Layout<conv::Problem<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>, conv::Tile<{}, {}, {}, {}, {}, {}>>",
       c.is_line() ? 1 : c.height, c.is_line() ? 1 : c.width, c.inputs, c.outputs, c.taps, c.pad, c.is_turned,
-      c.residual >= 0, c.has_prologue(), c.first_inputs, c.has_finish, tile.rows, tile.images, tile.halo_slots,
+      c.residual >= 0, c.has_prologue(), c.first_inputs, c.has_finish, c.dtype == ir::DType::f32 ? "f32" : "bf16", tile.rows, tile.images, tile.halo_slots,
       tile.tap_slots, tile.blocks, tile.consumers);
 }
 
@@ -165,7 +169,7 @@ $of_lane$lane$added$kept      }
                        {"kept", indented(kept, 8)}});
   }
   // Statistics are taken from what was stored.
-  if (c.has_moments()) of_rows += "    consumer.round_rows(image, row);\n";
+  if (c.has_moments() && c.dtype == ir::DType::bf16) of_rows += "    consumer.round_rows(image, row);\n";
   made.code = declared + filled(R"(consumer.start_rows();
 #pragma unroll
 for (int image = 0; image < Layout::Tile::images; ++image) {

@@ -48,7 +48,7 @@ int64_t registers_of(const HaloConv& conv, const HaloTile& tile) {
 int64_t needed_registers(const HaloConv& conv, const HaloTile& tile) {
   const int64_t strips = conv.has_strips() ? tile.pixels() / 8 : 0;
   // Of a residual's tile several rows are on their way, and of each image what is added to its channels.
-  const int64_t operands = conv.residual < 0 ? 0 : tile.pixels() / 4 + 16 * (tile.images - 1);
+  const int64_t operands = conv.residual < 0 ? 0 : tile.pixels() / 4 + 16 * (tile.images - 1) + 8 * (conv.parts() - 1);
   return strips + tile.pixels() / 2 + operands + 48;
 }
 
@@ -61,8 +61,8 @@ void add_resident(std::vector<HaloTile>& tiles, const HaloConv& conv, HaloTile t
   if (tile.halo_slots > tile.consumers) tiles.push_back(tile);
 }
 
-/// Two halos for each consumer, or three; one where it needs no other for the tile, and another block has work
-/// meanwhile. What is left goes to the taps.
+/// Two halos for each consumer, or three; one where it needs no other for the tile or its result, and another block has
+/// work meanwhile. What is left goes to the taps.
 void add_ring(std::vector<HaloTile>& tiles, const HaloConv& conv, HaloTile tile, int64_t room) {
   const int64_t most = std::min(kMostTapSlots, all_taps(conv) - 1), least = std::min(kLeastTapSlots, most);
   if (most < 2) return;  // A tap is given back when the next one has begun.
@@ -74,7 +74,7 @@ void add_ring(std::vector<HaloTile>& tiles, const HaloConv& conv, HaloTile tile,
     tiles.push_back(tile);
     return true;
   };
-  if (!add(2) && tile.blocks > 1 && conv.chunks() == 1) add(1);
+  if (!add(2) && tile.blocks > 1 && conv.chunks() == 1 && conv.parts() == 1) add(1);
   if (conv.chunks() > 2) add(3);
 }
 
@@ -137,11 +137,11 @@ double estimated_cycles(const HaloConv& conv, const HaloTile& tile, const ir::De
   const bool resident = is_resident(conv, tile);
 
   // An instruction of N pixels takes N / 2 cycles; those of 64 pixels are bound by what they read.
-  const int64_t steps = ceil_div(conv.inputs, 16) * conv.taps * conv.taps;
+  const int64_t steps = ceil_div(conv.inputs, conv.chunk() / 4) * conv.taps * conv.taps;
   const auto halo = static_cast<double>(halo_bytes(conv, tile)), pixels = static_cast<double>(tile.pixels());
   const double product = static_cast<double>(steps * tile.consumers) * pixels / 2 * (tile.rows == 8 ? 1.1 : 1.0);
   const auto taps = static_cast<double>(all_taps(conv) * kTapBytes);
-  const double results = pixels * 128 * (conv.residual < 0 ? 1 : 2);
+  const double results = pixels * 128 * static_cast<double>(conv.parts() * (conv.residual < 0 ? 1 : 2));
   const double bytes = static_cast<double>(tile.consumers) * (static_cast<double>(conv.chunks()) * halo + results) +
                        (resident ? 0 : taps);
 

@@ -69,7 +69,7 @@ std::optional<HaloWgrad> halo_wgrad(const KernelSpec& spec) {
   w.taps = attrs.r, w.pad = attrs.pad, w.members = spec.members;
   const auto aligned = [&](int input) { return spec.alignment[static_cast<size_t>(input)] >= kEngineAlignment; };
   const int64_t pixels = w.batch * std::max(w.image_h * w.image_w, w.height * w.width);
-  if (!takes_halo(w.taps, w.pad, w.inputs, w.outputs, pixels)) return {};
+  if (!takes_halo(w.taps, w.pad, w.inputs, w.outputs, pixels, ir::size_of(DType::bf16))) return {};
   if (!aligned(w.image) || !aligned(w.gradient) || sum_lanes(spec, w.value) != 4) return {};
   cut(w);
   return w;

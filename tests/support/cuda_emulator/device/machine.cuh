@@ -64,6 +64,8 @@ class Machine {
   virtual unsigned shared_address(const void* pointer) = 0;
   /// Where `bytes` bytes of dynamic shared memory lie that instructions know by this address.
   virtual unsigned char* shared_pointer(unsigned address, unsigned bytes) = 0;
+  /// What a tensor core adds up (instructions.h).
+  virtual float tensor_core_sum(const double* addends, unsigned count) = 0;
   /// bar.sync and bar.arrive: `threads` come to barrier `id`, and those that wait go on when all have come.
   virtual void named_barrier(int id, int threads, bool waits) = 0;
   /// Returns when all threads of all blocks of the cluster have come.

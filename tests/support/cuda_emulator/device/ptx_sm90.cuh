@@ -132,6 +132,29 @@ EMULATED_ENGINE void multiply(float* d, unsigned columns, const Matrix& a, const
   multiply_rows(d, columns, rows, b, accumulate);
 }
 
+/// The same of floats with k along the rows, 8 of k in tf32, which cuts off what it adds.
+EMULATED_ENGINE void multiply_floats(float* d, unsigned columns, const Matrix& a, const Matrix& b, bool accumulate) {
+  const auto at = [](const Matrix& m, unsigned row, unsigned k) {
+    const unsigned place = m.start + row / 8 * m.stride + row % 8 * m.row_bytes + k * 4;
+    const auto* const bits = reinterpret_cast<const unsigned*>(
+        emulator::machine->shared_pointer(exchanged(place, m.row_bytes), 4));
+    return static_cast<double>(__uint_as_float(*bits & ~0x1fffu));
+  };
+  const unsigned lane = emulator::machine->lane, warp = emulator::machine->thread_index.x / 32 % 4;
+  double rows[2][8];
+  for (unsigned i = 0; i < 16; ++i) rows[i / 8][i % 8] = at(a, warp * 16 + lane / 4 + i / 8 * 8, i % 8);
+  for (unsigned i = 0; i < columns / 4; ++i) {
+    double column[8], addends[9];
+    for (unsigned k = 0; k < 8; ++k) column[k] = at(b, i / 2 * 8 + lane % 4 * 2 + i % 2, k);
+    for (unsigned half = 0; half < 2; ++half) {
+      float& sum = d[i / 2 * 4 + half * 2 + i % 2];
+      for (unsigned k = 0; k < 8; ++k) addends[k] = rows[half][k] * column[k];
+      addends[8] = accumulate ? static_cast<double>(sum) : 0.0;
+      sum = emulator::machine->tensor_core_sum(addends, 9);
+    }
+  }
+}
+
 /// The same, each thread of a quad holding some of a's columns.
 inline void multiply_held(float* d, unsigned columns, const unsigned (&a)[4], const Matrix& b) {
   float rows[2][16];
@@ -196,6 +219,13 @@ template <int pending>
 inline void tensor_store_wait_read() {}
 inline void fence_shared_for_engines() {}
 
+EMULATED_ENGINE void slot_store(unsigned address, float x) {
+  *reinterpret_cast<float*>(emulator::machine->shared_pointer(address, 4)) = x;
+}
+EMULATED_ENGINE float slot_load(unsigned address) {
+  return *reinterpret_cast<const float*>(emulator::machine->shared_pointer(address, 4));
+}
+
 inline void stmatrix_x4_trans(void* row, unsigned r0, unsigned r1, unsigned r2, unsigned r3) {
   unsigned r[4] = {r0, r1, r2, r3};
   emulated::ldmatrix(emulator::Collective::stmatrix_trans, r, row);
@@ -242,4 +272,9 @@ template <int mn_major_b = 0, int sums>
 inline void multiply_bf16(float (&d)[sums], const unsigned (&a)[4], unsigned long long b) {
   static_assert(sums == 16 || sums == 32 || sums == 64 || sums == 128);
   emulated::multiply_held(d, sums * 2, a, emulated::matrix_of(b, mn_major_b == 0));
+}
+template <int sums>
+inline void multiply_tf32(float (&d)[sums], unsigned long long a, unsigned long long b, bool accumulate) {
+  static_assert(sums == 32 || sums == 64 || sums == 128);
+  emulated::multiply_floats(d, sums * 2, emulated::matrix_of(a, true), emulated::matrix_of(b, true), accumulate);
 }
