@@ -14,6 +14,7 @@
 #include "passes/fusion/cost.h"
 #include "passes/fusion/emit.h"
 #include "passes/fusion/traits.h"
+#include "passes/rematerialize.h"
 
 namespace difuse::passes {
 namespace {
@@ -145,6 +146,7 @@ class PrologueGrower {
     if (plan.host >= 0) {
       plan.refusal.clear();
     } else {
+      if (!plan.takers.empty()) plan.refusal += fmt::format(", and no loop makes it for {}", listed(plan.others));
       plan.takers = readers.heroes;
     }
     return plan;
@@ -278,13 +280,27 @@ class PrologueGrower {
       }
     };
     for (const int u : plan.takers) adds(u), gain.price += price(u, plan.nodes);
-    if (plan.host >= 0) adds(plan.host), gain.bytes -= graph_.type(image).bytes();
+    if (plan.host >= 0) adds(plan.host);
+    if (plan.host >= 0 && !is_written_again(image)) gain.bytes -= graph_.type(image).bytes();
     std::vector<int> roots;
     for (const Value v : after) roots.push_back(v.node);
     if (!roots.empty()) gain.bytes -= bytes_moved(owner, units_.closure(owner, roots), after, rank);
     gain.kernels = roots.empty() ? 1 : 0;
     if (device_.bandwidth > 0) gain.saved = static_cast<double>(gain.bytes) / (kCopyShare * device_.bandwidth);
     return gain;
+  }
+
+  /// Whether a host will write the image even where it is stored before: a GPU's step that is short of memory keeps no
+  /// image for so long (rematerialize.h).
+  bool is_written_again(Value image) const {
+    if (device_.kind != ir::DeviceSpec::Kind::cuda) return false;
+    const ir::Type& type = graph_.type(image);
+    if (type.bytes() / type.shape[0] < kLeastImageBytes) return false;
+    if (!is_short_of_memory_) {
+      FusionReport unread;
+      is_short_of_memory_ = peak_image_bytes(emit(units_, unread)) >= kLeastKeptBytes;
+    }
+    return *is_short_of_memory_;
   }
 
   /// Seconds that a unit takes longer when it computes its image: the elements of each tile, once for each column of
@@ -354,6 +370,7 @@ class PrologueGrower {
   Fuel& fuel_;
   const FusionSettings& settings_;
   FusionReport& report_;
+  mutable std::optional<bool> is_short_of_memory_;  // As it is when first asked.
 };
 
 }  // namespace

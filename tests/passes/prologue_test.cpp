@@ -11,6 +11,7 @@
 #include "ir/op.h"
 #include "ir/text.h"
 #include "ir/verify.h"
+#include "passes/fusion/cost.h"
 #include "passes/fusion/grow.h"
 #include "passes/in_place.h"
 #include "tests/support/golden.h"
@@ -95,6 +96,20 @@ const std::string kFilterGradient = R"(
     output "y" = %11
     output "dw" = %13)";
 
+/// With the gradients of the filter and, through a maximum, of the image, in a loop that reads the image.
+std::string with_gradients(int64_t batch, int64_t side, int64_t channels) {
+  return normalised(batch, side, channels) + fmt::format(R"(
+    %12 = cast %11 {{dtype = bf16}} : bf16[{0}, {1}, {1}, {2}]
+    %13 = conv_wgrad %10, %12 {{stride = 1, pad = 1, r = 3, s = 3}} : f32[{2}, 3, 3, {2}]
+    %14 = conv_dgrad %12, %3 {{stride = 1, pad = 1, height = {1}, width = {1}}} : f32[{0}, {1}, {1}, {2}]
+    %15 = reduce_max %14 {{axes = [1, 2]}} : f32[{0}, {2}]
+    %16 = broadcast %15 {{shape = [{0}, {1}, {1}, {2}], dims = [0, 3]}} : f32[{0}, {1}, {1}, {2}]
+    %17 = mul %4, %16 : f32[{0}, {1}, {1}, {2}]
+    output "dw" = %13
+    output "dx" = %17)",
+                                                         batch, side, channels);
+}
+
 // Names with Golden are run by ./dev update-golden.
 
 TEST(PrologueGolden, AConvolutionComputesItsImage) {
@@ -112,20 +127,14 @@ TEST(PrologueGolden, ConvolutionAndFilterGradientComputeItEach) {
   // Where one of them cannot, all read what is in memory.
   FusionReport report;
   EXPECT_EQ(tests::kernel_count(fuse(graph, settings(Prologues::always, {ir::Op::conv_wgrad}), &report)), 3);
-  EXPECT_NE(prologue_lines(report).find(": no conv_wgrad; site "), std::string::npos) << prologue_lines(report);
+  EXPECT_NE(prologue_lines(report).find(": no conv_wgrad, and no loop makes it for %13 conv_wgrad; site "),
+            std::string::npos)
+      << prologue_lines(report);
 }
 
 /// The filter's gradient reads what the loop of the norm's gradient makes beside it, and comes after that.
 TEST(PrologueGolden, ALoopThatReadsTheSameMakesItForOthers) {
-  const ir::Graph graph = parse_body(normalised(2, 4, 8) + R"(
-    %12 = cast %11 {dtype = bf16} : bf16[2, 4, 4, 8]
-    %13 = conv_wgrad %10, %12 {stride = 1, pad = 1, r = 3, s = 3} : f32[8, 3, 3, 8]
-    %14 = conv_dgrad %12, %3 {stride = 1, pad = 1, height = 4, width = 4} : f32[2, 4, 4, 8]
-    %15 = reduce_max %14 {axes = [1, 2]} : f32[2, 8]
-    %16 = broadcast %15 {shape = [2, 4, 4, 8], dims = [0, 3]} : f32[2, 4, 4, 8]
-    %17 = mul %4, %16 : f32[2, 4, 4, 8]
-    output "dw" = %13
-    output "dx" = %17)");
+  const ir::Graph graph = parse_body(with_gradients(2, 4, 8));
   const FusionSettings without_wgrad = settings(Prologues::always, {ir::Op::conv_wgrad});
   EXPECT_EQ(tests::kernel_count(fuse(graph, settings(Prologues::never))), 6);
   EXPECT_EQ(tests::kernel_count(expect_fused(graph, "prologue_beside", without_wgrad)), 5);
@@ -244,6 +253,22 @@ TEST(Prologue, TheCostModelIsNearWhatWasMeasured) {
     const PrologueSite site = decide(32, row.side, row.channels, settings(Prologues::automatic)).site;
     EXPECT_NEAR(site.price * 1e6, row.microseconds, 0.25 * row.microseconds) << row.side;
   }
+}
+
+/// What the backward pass makes again anyway, where memory is short, is no cost of not storing it before.
+TEST(Prologue, AnImageThatIsMadeAgainAnywayIsNoCost) {
+  const auto images_spared = [](int64_t side, int64_t channels) {
+    FusionReport report;
+    Fuel fuel;
+    PassContext context{gpu(), fuel};
+    fuse_clusters(parse_body(with_gradients(2, side, channels)), context, &report,
+                  settings(Prologues::always, {ir::Op::conv_wgrad}));
+    EXPECT_EQ(report.prologues.size(), 1u);
+    const double image = static_cast<double>(2 * side * side * channels * ir::size_of(ir::DType::bf16));
+    return report.prologues.at(0).spared * kCopyShare * gpu().bandwidth / image;
+  };
+  EXPECT_NEAR(images_spared(64, 64), 1, 1e-6) << "all are kept: it is read once less";
+  EXPECT_NEAR(images_spared(128, 64), 2, 1e-6) << "nor is it written";
 }
 
 /// No batch changes what is expected, nor what a site is called.
