@@ -14,7 +14,7 @@ namespace difuse::codegen {
 /// emitters for Hopper's engines accept.
 std::string prologue_limit(const ir::Graph& body, const ir::DeviceSpec& device);
 
-/// What `automatic` comes to on the device; the others stay what they are.
-passes::Prologues resolved(passes::Prologues prologues, const ir::DeviceSpec& device);
+/// What the passes do about prologues on the device, which must outlive them, where a person wants `wanted`.
+passes::FusionSettings prologue_settings(passes::Prologues wanted, const ir::DeviceSpec& device);
 
 }  // namespace difuse::codegen

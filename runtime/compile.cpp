@@ -25,10 +25,12 @@ ir::DeviceSpec cpu_spec(int threads) {
 
 ir::Graph optimize(ir::Graph graph, const ir::Options& options, const ir::DeviceSpec& device,
                    const CompileSettings& settings) {
-  passes::FusionSettings fusion;
-  fusion.prologues = codegen::resolved(settings.prologues, device);
-  fusion.prologue_limits = [&](const ir::Graph& body) { return codegen::prologue_limit(body, device); };
-  if (settings.choices != nullptr) fusion.choices = *settings.choices;
+  passes::FusionSettings fusion = codegen::prologue_settings(settings.prologues, device);
+  if (settings.choices != nullptr) {
+    fusion.choices = *settings.choices;
+  } else if (settings.tuned != nullptr && settings.prologues == passes::Prologues::automatic) {
+    fusion.choices = settings.tuned->choices();
+  }
   return passes::run_pipeline(std::move(graph), device,
                               {.options = &options,
                                .fuse = settings.fuse,
@@ -54,13 +56,13 @@ codegen::cuda::CudaPlan plan_cuda(ir::Graph graph, const ir::Options& options, c
   graph = optimize(std::move(graph), options, device, settings);
   passes::MemoryPlan memory;
   if (settings.fuse && settings.reuse_memory) {
-    codegen::cuda::JoinedNodes joined = codegen::cuda::join_equal_nodes(std::move(graph), device, settings.tiles);
+    codegen::cuda::JoinedNodes joined = codegen::cuda::join_equal_nodes(std::move(graph), device, settings.tuned);
     graph = std::move(joined.graph);
     memory = std::move(joined.memory);
   } else {
     memory = passes::plan_memory(graph, {.reuse = settings.reuse_memory});
   }
-  codegen::cuda::CudaPlan plan = codegen::cuda::lower_cuda(std::move(graph), std::move(memory), device, settings.tiles);
+  codegen::cuda::CudaPlan plan = codegen::cuda::lower_cuda(std::move(graph), std::move(memory), device, settings.tuned);
   // Beside the graph's IR, which the pipeline has written.
   if (!options.dump.empty()) {
     dump_sources(std::filesystem::path(options.dump) / plan.graph.name() / "kernels", plan);
@@ -107,19 +109,19 @@ std::unique_ptr<Executor> compile(ir::Graph graph, const ir::Options& options, c
   if (!target.is_cuda()) {
     return std::make_unique<CpuExecutor>(plan_cpu(std::move(graph), options, target.threads, settings), target.threads);
   }
-  codegen::TuningTable tiles;
-  if (settings.tiles != nullptr) {
-    tiles = *settings.tiles;
+  codegen::TuningTable tuned;
+  if (settings.tuned != nullptr) {
+    tuned = *settings.tuned;
   } else if (options.tune != ir::Tuning::off) {
-    tiles = tuning_store(options, *target.cuda, settings.log).all();
+    tuned = tuning_store(options, *target.cuda, settings.log).all();
   }
-  CompileSettings with_tiles = settings;
-  with_tiles.tiles = &tiles;
+  CompileSettings with_tuned = settings;
+  with_tuned.tuned = &tuned;
   const ir::DeviceSpec& device = target.cuda->spec();
-  codegen::cuda::CudaPlan plan = plan_cuda(std::move(graph), options, device, with_tiles);
+  codegen::cuda::CudaPlan plan = plan_cuda(std::move(graph), options, device, with_tuned);
   const auto cache = target.cache ? target.cache : open_kernel_cache(options, settings.log);
   const auto kernels =
-      compile_kernels(plan, device, tiles, options, *cache, target.cuda->driver().newest_toolkit(), settings);
+      compile_kernels(plan, device, tuned, options, *cache, target.cuda->driver().newest_toolkit(), settings);
   return std::make_unique<CudaExecutor>(target.cuda, std::move(plan), kernels,
                                         CudaExecutorOptions{.graphs = options.cuda_graphs, .check = options.debug});
 }

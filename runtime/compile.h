@@ -25,13 +25,14 @@ struct CompileSettings {
   std::ostream* log = nullptr;  ///< Where options.debug prints, and warnings go, a line each.
   passes::Precision precision = passes::Precision::f32;
   codegen::KernelCompiler::Progress progress{};  ///< Of compiling CUDA kernels.
-  /// Decisions about CUDA kernels' tiles. Null: estimates; `compile` then takes those of tuning_store, where the
-  /// options let it.
-  const codegen::TuningTable* tiles = nullptr;
+  /// A tuner's decisions about CUDA kernels: their tiles and, where `prologues` is automatic and `choices` null, which
+  /// contractions compute the image that they read. Null: estimates; `compile` then takes those of tuning_store, where
+  /// the options let it.
+  const codegen::TuningTable* tuned = nullptr;
   passes::FusionReport* report = nullptr;  ///< Filled when given.
   /// Whether contractions compute the image that they read, where the device's kernels can.
   passes::Prologues prologues = passes::Prologues::automatic;
-  const passes::FusionChoices* choices = nullptr;  ///< Decisions about fusions. Null: estimates.
+  const passes::FusionChoices* choices = nullptr;  ///< Decisions about fusions. Null: those of `tuned`, or estimates.
 };
 
 /// All but the executor: says what a graph will take without allocating it. With options.dump the IR around every pass
@@ -46,7 +47,7 @@ codegen::cuda::CudaPlan plan_cuda(ir::Graph graph, const ir::Options& options, c
 /// A cache of compiled kernels where the options say; its warnings go to `log`, where given, a line each.
 std::shared_ptr<codegen::KernelCache> open_kernel_cache(const ir::Options& options, std::ostream* log);
 
-/// The decisions about kernels' tiles for a GPU, where the options say; its warnings go to `log`, where given.
+/// A tuner's decisions for a GPU, where the options say; its warnings go to `log`, where given.
 codegen::TuningStore tuning_store(const ir::Options& options, const CudaDevice& device, std::ostream* log);
 
 /// The plan's kernels, in the order of its sources, from `cache` or compiled with an NVRTC that is no newer than

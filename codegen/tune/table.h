@@ -1,5 +1,6 @@
-// codegen/tune/ keeps what a tuner found out, as data: which tile each problem's kernel is made with. What must not
-// live here: making kernels (codegen/cuda/) and timing them (runtime/tune/).
+// codegen/tune/ keeps what a tuner found out, as data: which tile each problem's kernel is made with, and which
+// contractions compute the image that they read. What must not live here: making kernels (codegen/cuda/) and timing
+// them (runtime/tune/).
 //
 // This file: the decisions for one card, and their text form.
 #pragma once
@@ -10,6 +11,9 @@
 #include <string>
 #include <string_view>
 #include <utility>
+
+#include "passes/fusion/choices.h"
+#include "passes/nearest_batch.h"
 
 namespace difuse::codegen {
 
@@ -22,12 +26,22 @@ struct Decision {
   bool operator==(const Decision&) const = default;
 };
 
+/// Whether the readers of an image compute it (passes/fusion/prologue.h), which changes no bit either.
+struct PrologueDecision {
+  bool computed = false;
+  double computed_microseconds = 0;  ///< Of a whole step in which they do, measured.
+  double stored_microseconds = 0;    ///< Of the same step where they do not, in the same measurement.
+
+  bool operator==(const PrologueDecision&) const = default;
+};
+
 class TuningTable {
  public:
-  /// A problem's text, without the batch, and the batch: images, or rows of a matrix.
-  using Key = std::pair<std::string, int64_t>;
+  using Key = passes::BatchKey;
 
   void set(const std::string& problem, int64_t batch, Decision decision);
+  /// The site as passes::FusionChoices know it.
+  void set_prologue(const std::string& site, int64_t batch, PrologueDecision decision);
   /// Forgets every decision for this tile, at whatever batch, and lets none be made with it. Not part of the text form:
   /// the next compiler may take the tile.
   void forbid(const std::string& problem, const std::string& tile);
@@ -43,11 +57,15 @@ class TuningTable {
   const Decision* find(const std::string& problem, int64_t batch) const;
 
   const std::map<Key, Decision>& decisions() const { return decisions_; }
-  bool empty() const { return decisions_.empty(); }
+  const std::map<Key, PrologueDecision>& prologues() const { return prologues_; }
+  /// What the passes need to know of them.
+  passes::FusionChoices choices() const;
+  bool empty() const { return decisions_.empty() && prologues_.empty(); }
   bool operator==(const TuningTable&) const = default;
 
  private:
   std::map<Key, Decision> decisions_;
+  std::map<Key, PrologueDecision> prologues_;
   std::set<std::pair<std::string, std::string>> forbidden_;  // Problem and tile.
 };
 
@@ -69,7 +87,7 @@ struct TuningFile {
 std::string print(const TuningFile& file);
 
 /// Throws Error that says what is wrong for any text that `print` could not have written, but for spaces and the order
-/// of members.
+/// of members. What it wrote before there were decisions about prologues (format 1) is still read.
 TuningFile parse_tuning_file(std::string_view text);
 
 }  // namespace difuse::codegen

@@ -96,19 +96,19 @@ void print_sums(const codegen::cuda::CudaPlan& plan) {
 int run_compile(const CompileFlags& flags, const CommandContext& context) {
   using Clock = std::chrono::steady_clock;
   const Problem problem = load_problem(flags.problem, "compile");
-  // The machine's own GPU, with what is known of its tiles, where none is named.
+  // The machine's own GPU, with what is known of its kernels, where none is named.
   const auto gpu = flags.arch ? nullptr : runtime::CudaDevice::find();
   const ir::DeviceSpec device = gpu ? gpu->spec() : device_of(flags.arch);
-  codegen::TuningTable tiles;
+  codegen::TuningTable tuned;
   if (gpu && context.options.tune != ir::Tuning::off) {
-    tiles = runtime::tuning_store(context.options, *gpu, &std::cerr).all();
+    tuned = runtime::tuning_store(context.options, *gpu, &std::cerr).all();
   }
   CompileProgress progress;
   runtime::CompileSettings settings;
   settings.precision = flags.precision.value_or(passes::Precision::bf16);
   settings.prologues = flags.prologues;
   settings.log = &std::cerr;
-  settings.tiles = &tiles;
+  settings.tuned = &tuned;
   passes::FusionReport report;
   settings.report = &report;
   int cached = 0, total = 0;
@@ -134,7 +134,7 @@ int run_compile(const CompileFlags& flags, const CommandContext& context) {
   Kernels kernels;
   try {
     const auto cache = runtime::open_kernel_cache(context.options, &std::cerr);
-    kernels = runtime::compile_kernels(plan, device, tiles, context.options, *cache, 0, settings);
+    kernels = runtime::compile_kernels(plan, device, tuned, context.options, *cache, 0, settings);
   } catch (const Error&) {
     print_kernels(plan, {});
     print_sums(plan);

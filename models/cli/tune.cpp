@@ -21,6 +21,7 @@ struct TuneFlags {
   passes::Prologues prologues = passes::Prologues::automatic;
   std::optional<double> budget;
   std::optional<int64_t> candidates;
+  std::optional<std::string> only;
   bool again = false;
 };
 
@@ -40,6 +41,21 @@ void print_site(const runtime::TunedSite& tuned, const runtime::Roofline& roofli
     const bool won = static_cast<int>(i) == tuned.winner;
     say("{:>9.2f} us  {:>3.0f} %  {}  {}{}\n", candidate.seconds * 1e6, share, won ? "->" : "  ", candidate.tile,
         i == 0 ? " (before)" : "");
+  }
+  std::fflush(stdout);
+}
+
+/// An image that convolutions may compute on the way: what the cost model expects, and a step's times.
+void print_prologue(const runtime::TunedPrologue& tuned, size_t done, size_t total) {
+  const passes::PrologueSite& site = tuned.site;
+  say("\n[{} of {}] {}, batch {}, {} in the step\n", done, total, site.site, site.batch, tuned.uses);
+  say("{:>9.2f} us spared for {:.2f} us, by the estimate\n", site.spared * 1e6, site.price * 1e6);
+  if (!tuned.rejected.empty()) {
+    say("{:>12}  {}\n", "not timed", first_line(tuned.rejected));
+  } else {
+    say("{:>9.2f} us  {}  the step where it is stored\n", tuned.stored_seconds * 1e6, site.computed ? "  " : "->");
+    say("{:>9.2f} us  {}  the step where it is computed on the way\n", tuned.computed_seconds * 1e6,
+        site.computed ? "->" : "  ");
   }
   std::fflush(stdout);
 }
@@ -65,10 +81,13 @@ int run_tune(const TuneFlags& flags, const CommandContext& context) {
   runtime::TuneSettings settings;
   settings.budget = flags.budget.value_or(context.options.tune_budget);
   if (flags.candidates) settings.most_candidates = static_cast<size_t>(*flags.candidates);
+  settings.tiles = flags.only != "prologues";
+  settings.prologues = flags.only != "tiles";
   settings.stop = [&] { return interrupt.signal() != 0; };
   settings.each = [&](const runtime::TunedSite& site, size_t done, size_t total) {
     print_site(site, roofline, done, total);
   };
+  settings.each_prologue = print_prologue;
   tune(problem.graph, context.options, backend, settings, flags.again);
   return interrupt.signal() == 0 ? 0 : 128 + interrupt.signal();
 }
@@ -81,6 +100,8 @@ Action add_tune(CLI::App& app) {
   add_tune_budget(app, flags->budget);
   add_whole(app, "--candidates", flags->candidates, {1, 1000},
             "Candidates of a kernel to try, the best estimates first", "12");
+  add_choice(app, "--only", flags->only, {"tiles", "prologues"},
+             "Tune the kernels' tiles alone, or which images convolutions compute on the way", "both");
   app.add_flag("--again", flags->again, "Also kernels that were tuned before");
   add_device(app, flags->device);
   add_dtype(app, flags->precision, "bf16");

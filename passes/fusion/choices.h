@@ -7,20 +7,25 @@
 #include <string>
 
 #include "ir/graph.h"
+#include "passes/nearest_batch.h"
 
 namespace difuse::passes {
 
 /// Whether a contraction computes its image operand on the way in (prologue.h).
 enum class Prologues : uint8_t {
-  automatic,  ///< Where the cost model expects that it is faster.
+  automatic,  ///< Where it was measured that this is faster, and where the cost model expects it.
   always,     ///< Wherever the device can.
   never,
 };
 
-/// Decisions about single sites, as data: they come before the cost model. A site's key is what the report calls it:
-/// the ops, the shape that they run over, and who reads what they make.
+/// Decisions about single sites, as data: they come before the cost model. A site is what the report calls it: the ops
+/// and what they read and make, by type, and the contractions that read that. Types are those of one image, and a
+/// decision holds for the batch that is nearest to where it was measured. No bit of a result depends on it.
 struct FusionChoices {
-  std::map<std::string, bool, std::less<>> prologues;  ///< By site: whether its readers compute it.
+  std::map<BatchKey, bool> prologues;  ///< By site and batch: whether its readers compute it.
+
+  /// Null where nothing is known of the site.
+  const bool* prologue(const std::string& site, int64_t batch) const { return nearest_batch(prologues, site, batch); }
 };
 
 /// Why no kernel of the device computes such a body, a contraction with a prologue; empty where one does.
@@ -29,6 +34,7 @@ using PrologueLimits = std::function<std::string(const ir::Graph& body)>;
 struct FusionSettings {
   bool epilogues = true;  ///< false: contractions and averages stay plain nodes.
   Prologues prologues = Prologues::automatic;
+  bool estimates = true;                ///< false: `automatic` is what the choices say alone.
   PrologueLimits prologue_limits = {};  ///< Null: the device's kernels read what is in memory.
   FusionChoices choices = {};
 };

@@ -30,13 +30,19 @@ inline constexpr int64_t kBlockElements = 2048;
 /// An operand that a contraction computes on the way is computed again for each column of its tiles: so many of the
 /// result's channels.
 inline constexpr int64_t kTileColumnChannels = 64;
-/// One processor's seconds for one element of it. Measured on an H200 (132 processors) with normalise + SiLU in shared
-/// memory (conv_prologue.cuh), halo included, 32 images in bf16: 64x64x64 to 64 channels 17.6 -> 26.4 us, 64x64x128 to
-/// 64 33.4 -> 50.2 us, 32x32x128 to 128 (two columns) 17.8 -> 26.4 us: 1.0 ps for each element and column.
-inline constexpr double kTransformSeconds = 1.0e-12 * 132;
-/// What a kernel less is worth in a captured graph, whose kernels' starts and ends overlap (H200: ten of them less, and
-/// the step changes by so much less than by their bytes).
-inline constexpr double kLaunchSeconds = 0.6e-6;
+/// One processor's seconds for one element of it and column of tiles. Measured on an H200 (132 processors) with
+/// normalise + SiLU in shared memory (conv_prologue.cuh), halo included, 32 images in bf16: a 3x3 convolution of
+/// 64x64x64 to 64 channels 17.4 -> 24.0 us, of 64x64x128 33.5 -> 46.4 us, of 64x64x192 45.5 -> 64.7 us, of 32x32x128 to
+/// 128 (two columns) 18.1 -> 25.2 us, of 32x32x320 to 128 36.0 -> 52.6 us: 0.76 to 0.85 ps for each element and column.
+inline constexpr double kTransformSeconds = 0.8e-12 * 132;
+/// An image of fewer pixels, four tiles, has too little for a processor to hide how long the first tile takes to be
+/// transformed, and what finishes its statistics before that ...
+inline constexpr int64_t kHidingPixels = 512;
+/// ... which takes one processor so long for each image and column of tiles. On the same H200, beyond the elements' own
+/// time: a 3x3 convolution of 16x16x192 to 192 channels 12.7 -> 23.4 us (7.0 us more, of 96 images and columns on 132
+/// processors), of 8x8x256 to 256 10.5 -> 18.6 us (6.5 us, 128), a 1x1 one of 16x16x192 to 576 10.1 -> 35.7 us (14.3
+/// us, 288).
+inline constexpr double kFirstTileSeconds = 0.05e-6 * 132;
 /// Of a card's bandwidth, what loops over an image reach (H200: 4.05 of 4.8 TB/s at 32 images of 64x64x64).
 inline constexpr double kCopyShare = 0.85;
 /// A prologue that spares less than so many times its price is as likely to cost as to spare: that takes a measurement.

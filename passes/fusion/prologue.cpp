@@ -14,6 +14,7 @@
 #include "passes/fusion/cost.h"
 #include "passes/fusion/emit.h"
 #include "passes/fusion/traits.h"
+#include "passes/rematerialize.h"
 
 namespace difuse::passes {
 namespace {
@@ -29,10 +30,13 @@ enum class Extent : uint8_t { with_finish, with_movement, elementwise };
 struct Gain {
   int64_t bytes = 0;  ///< Moved less.
   int kernels = 0;    ///< Launched less.
-  double saved = 0;   ///< Seconds that bytes and launches take.
+  double saved = 0;   ///< Seconds that the bytes take.
   double price = 0;   ///< Seconds that the readers take longer.
 
   double net() const { return saved - price; }
+  bool is_any() const { return bytes > 0 || kernels > 0; }
+  /// Whether it is expected to be faster.
+  bool is_worth_it() const { return is_any() && saved > kLeastGain * price; }
   std::string text() const {
     return fmt::format("{} bytes and {} kernels less, {:.1f} us spared for {:.1f} us", bytes, kernels, saved * 1e6,
                        price * 1e6);
@@ -100,8 +104,12 @@ class PrologueGrower {
     Plan plan = plan_for(image, readers);
     if (std::optional<Plan> late = plan_with_late_readers(image, plan)) plan = std::move(*late);
     const std::string site = site_of(plan.nodes, image, readers.heroes);
+    const int64_t batch = graph_.type(image).shape[0];
     const Gain gain = weigh(image, plan);
-    const std::string reason = plan.refusal.empty() ? unwanted(site, gain) : plan.refusal;
+    const std::string reason = plan.refusal.empty() ? unwanted(site, batch, gain) : plan.refusal;
+    if (plan.refusal.empty() && gain.is_any()) {
+      report_.prologues.push_back({site, batch, gain.saved, gain.price, reason.empty(), gain.is_worth_it()});
+    }
     if (reason.empty() && !fuel_.spend()) return;
     std::string line = fmt::format("{} %{} {} in the prologues of {}", reason.empty() ? "computed" : "refused",
                                    image.node, ir::to_string(node.op), listed(plan.takers));
@@ -138,6 +146,7 @@ class PrologueGrower {
     if (plan.host >= 0) {
       plan.refusal.clear();
     } else {
+      if (!plan.takers.empty()) plan.refusal += fmt::format(", and no loop makes it for {}", listed(plan.others));
       plan.takers = readers.heroes;
     }
     return plan;
@@ -145,7 +154,7 @@ class PrologueGrower {
 
   /// Where all readers can compute the image, the first alone may be better: a loop makes it for those that come later.
   std::optional<Plan> plan_with_late_readers(Value image, const Plan& all) const {
-    const bool is_chosen = settings_.prologues == Prologues::automatic && all.refusal.empty() && all.host < 0;
+    const bool is_chosen = settings_.prologues != Prologues::always && all.refusal.empty() && all.host < 0;
     if (!is_chosen || all.takers.size() < 2) return std::nullopt;
     Plan late = all;
     const auto lead = [&](int u) { return units_.unit(u).lead; };
@@ -238,12 +247,14 @@ class PrologueGrower {
     return settings_.prologue_limits(body);
   }
 
-  /// Bytes of what a body of these nodes reads, and of those that it makes for others.
-  int64_t bytes_moved(int u, const std::vector<int>& nodes, const std::set<Value>& results) const {
+  /// Bytes of what a body of these nodes reads, and of those that it makes for others: of images, for what is repeated
+  /// over them is small, and grows otherwise with the batch.
+  int64_t bytes_moved(int u, const std::vector<int>& nodes, const std::set<Value>& results, size_t rank) const {
     int64_t bytes = 0;
-    for (const Value v : units_.externals(nodes)) bytes += graph_.type(v).bytes();
+    const auto add = [&](const ir::Type& type) { bytes += type.shape.size() < rank ? 0 : type.bytes(); };
+    for (const Value v : units_.externals(nodes)) add(graph_.type(v));
     for (const Value v : results) {
-      if (units_.owner(v.node) == u) bytes += graph_.type(v).bytes();
+      if (units_.owner(v.node) == u) add(graph_.type(v));
     }
     return bytes;
   }
@@ -259,56 +270,87 @@ class PrologueGrower {
     after = before;
     after.erase(image);
     Gain gain;
-    gain.bytes = bytes_moved(owner, units_.body(owner), before);
+    const size_t rank = graph_.type(image).shape.size();
+    gain.bytes = bytes_moved(owner, units_.body(owner), before, rank);
     const auto adds = [&](int u) {
       const std::vector<int> both = body_with(u, plan.nodes);
-      gain.bytes += bytes_moved(u, units_.body(u), {}) - bytes_moved(u, both, {});
+      gain.bytes += bytes_moved(u, units_.body(u), {}, rank) - bytes_moved(u, both, {}, rank);
       for (const Value v : units_.externals(both)) {
         if (units_.owner(v.node) == owner && v != image) after.insert(v);
       }
     };
     for (const int u : plan.takers) adds(u), gain.price += price(u, plan.nodes);
-    if (plan.host >= 0) adds(plan.host), gain.bytes -= graph_.type(image).bytes();
+    if (plan.host >= 0) adds(plan.host);
+    if (plan.host >= 0 && !is_written_again(image)) gain.bytes -= graph_.type(image).bytes();
     std::vector<int> roots;
     for (const Value v : after) roots.push_back(v.node);
-    if (!roots.empty()) gain.bytes -= bytes_moved(owner, units_.closure(owner, roots), after);
+    if (!roots.empty()) gain.bytes -= bytes_moved(owner, units_.closure(owner, roots), after, rank);
     gain.kernels = roots.empty() ? 1 : 0;
-    gain.saved = gain.kernels * kLaunchSeconds;
-    if (device_.bandwidth > 0) gain.saved += static_cast<double>(gain.bytes) / (kCopyShare * device_.bandwidth);
+    if (device_.bandwidth > 0) gain.saved = static_cast<double>(gain.bytes) / (kCopyShare * device_.bandwidth);
     return gain;
   }
 
+  /// Whether a host will write the image even where it is stored before: a GPU's step that is short of memory keeps no
+  /// image for so long (rematerialize.h).
+  bool is_written_again(Value image) const {
+    if (device_.kind != ir::DeviceSpec::Kind::cuda) return false;
+    const ir::Type& type = graph_.type(image);
+    if (type.bytes() / type.shape[0] < kLeastImageBytes) return false;
+    if (!is_short_of_memory_) {
+      FusionReport unread;
+      is_short_of_memory_ = peak_image_bytes(emit(units_, unread)) >= kLeastKeptBytes;
+    }
+    return *is_short_of_memory_;
+  }
+
   /// Seconds that a unit takes longer when it computes its image: the elements of each tile, once for each column of
-  /// tiles. What only moves is copied as it would be otherwise.
+  /// tiles, and in images that are small what nothing else hides. What only moves is copied as it would be otherwise.
   double price(int u, const std::vector<int>& nodes) const {
     if (contraction_of(u) < 0) return 0;
-    if (std::ranges::none_of(nodes, [&](int id) { return is_pointwise(graph_, graph_.node(id)); })) return 0;
+    const bool transforms = std::ranges::any_of(nodes, [&](int id) { return is_pointwise(graph_, graph_.node(id)); });
     const Node& node = graph_.node(contraction_of(u));
     const ir::Shape& result = node.types[0].shape;
     const int64_t channels = node.op == ir::Op::conv_wgrad ? result.front() : result.back();
     const int64_t columns = (channels + kTileColumnChannels - 1) / kTileColumnChannels;
-    const int64_t elements = graph_.type(node.operands[*streamed_operand(node)]).elements();
-    return static_cast<double>(elements * columns) * kTransformSeconds / static_cast<double>(device_.processors);
+    const ir::Type& image = graph_.type(node.operands[*streamed_operand(node)]);
+    const int64_t images = image.shape.front(), elements = image.elements() / images;
+    double seconds = transforms ? static_cast<double>(elements) * kTransformSeconds : 0;
+    if (elements / image.shape.back() < kHidingPixels) seconds += kFirstTileSeconds;
+    return static_cast<double>(images * columns) * seconds / static_cast<double>(device_.processors);
   }
 
   /// Why the image is stored although its readers can compute it; empty where they do.
-  std::string unwanted(const std::string& site, const Gain& gain) const {
-    if (const auto known = settings_.choices.prologues.find(site); known != settings_.choices.prologues.end()) {
-      return known->second ? "" : "a recorded choice";
-    }
-    if (gain.bytes <= 0 && gain.kernels == 0) return "it saves nothing";
-    if (settings_.prologues == Prologues::always || gain.saved > kLeastGain * gain.price) return {};
+  std::string unwanted(const std::string& site, int64_t batch, const Gain& gain) const {
+    if (const bool* known = settings_.choices.prologue(site, batch)) return *known ? "" : "a recorded choice";
+    if (!gain.is_any()) return "it saves nothing";
+    if (settings_.prologues == Prologues::always) return {};
+    if (!settings_.estimates) return "no choice is recorded";
+    if (gain.is_worth_it()) return {};
     return gain.net() > 0 ? "too little to be sure of" : "it would take longer";
   }
 
+  /// What is computed, of what, and for which contractions; all of one image.
   std::string site_of(const std::vector<int>& nodes, Value image, const std::vector<int>& heroes) const {
+    const auto of_one = [](ir::Type type) {
+      if (!type.shape.empty()) type.shape.erase(type.shape.begin());
+      return ir::to_string(type);
+    };
     std::vector<std::string_view> ops;
     for (const int id : nodes) ops.push_back(ir::to_string(graph_.node(id).op));
-    std::string site = fmt::format("{} {}", fmt::join(ops, "_"), ir::to_string(graph_.type(image).shape));
+    const ir::Type& made = graph_.type(image);
+    std::string site = fmt::format("{}", fmt::join(ops, "_"));
+    for (const Value v : units_.externals(nodes)) {
+      if (graph_.type(v).shape.size() >= made.shape.size()) site += " " + of_one(graph_.type(v));
+    }
+    site += " -> " + of_one(made);
     for (const int u : heroes) {
       const int id = contraction_of(u);
       if (id < 0) continue;
-      site += fmt::format(" {} {}", ir::to_string(graph_.node(id).op), ir::to_string(graph_.node(id).types[0].shape));
+      const Node& node = graph_.node(id);
+      // Its filter says how often an element is read, and how many columns of tiles there are.
+      const bool is_wgrad = node.op == ir::Op::conv_wgrad;
+      site += fmt::format(", {} {}", ir::to_string(node.op),
+                          ir::to_string(is_wgrad ? node.types[0] : graph_.type(node.operands[1])));
     }
     return site;
   }
@@ -328,6 +370,7 @@ class PrologueGrower {
   Fuel& fuel_;
   const FusionSettings& settings_;
   FusionReport& report_;
+  mutable std::optional<bool> is_short_of_memory_;  // As it is when first asked.
 };
 
 }  // namespace

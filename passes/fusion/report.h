@@ -9,10 +9,21 @@
 
 namespace difuse::passes {
 
+/// An image that its readers could compute on the way in (prologue.h), to some gain or price.
+struct PrologueSite {
+  std::string site;        ///< As FusionChoices know it.
+  int64_t batch = 0;       ///< Images.
+  double spared = 0;       ///< Seconds by the cost model, as `price`: what need not be moved.
+  double price = 0;        ///< What the readers take longer.
+  bool computed = false;   ///< As it was decided.
+  bool estimated = false;  ///< As the cost model alone decides.
+};
+
 struct FusionReport {
   /// One line each: "fused ...", "recomputed ...", "refused ...", in the order of the decisions. Node numbers are those
   /// of the graph before fusion.
   std::vector<std::string> lines;
+  std::vector<PrologueSite> prologues = {};  ///< One for each image, in the order of the decisions.
 };
 
 /// What one kernel computes, and what it moves beside kernels for each op.

@@ -6,6 +6,9 @@
 #include <chrono>
 #include <cstring>
 #include <map>
+#include <set>
+#include <tuple>
+#include <utility>
 
 #include "ir/error.h"
 #include "runtime/cuda/executor.h"
@@ -18,6 +21,9 @@ namespace {
 using codegen::TuningTable;
 using codegen::cuda::CudaPlan;
 using codegen::cuda::TuningSite;
+using passes::FusionChoices;
+
+constexpr double kShareOfTiles = 0.6;  // Of the time, where there is something else to tune.
 
 double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -32,25 +38,90 @@ class StepTuner {
         cache_(target.cache ? target.cache : open_kernel_cache(options, compiling.log)),
         compiling_(compiling),
         store_(tuning_store(options, *device_, compiling.log)),
-        before_(store_.all()) {}
+        before_(store_.all()),
+        after_(before_) {}
 
   StepTuning run(const TuneSettings& wanted, bool again) {
+    const double end = seconds_now() + wanted.budget;
     StepTuning tuning;
     tuning.path = store_.path();
-    const CudaPlan plan = plan_with(before_);
+    passes::FusionReport report;
+    const CudaPlan plan = plan_with(before_, before_.choices(), &report);
+    std::vector<TunedPrologue> prologues;
+    if (wanted.prologues && compiling_.prologues == passes::Prologues::automatic) {
+      prologues = prologues_to_tune(estimate(report.prologues));
+      if (!again) tuning.known += std::erase_if(prologues, [&](const TunedPrologue& p) { return is_known(p.site); });
+    }
+    if (wanted.tiles) {
+      find_sites(plan, again, tuning);
+      const FusionChoices all = with_all(prologues);
+      if (all.prologues != before_.choices().prologues) find_sites(plan_with(before_, all), again, tuning);
+    }
+    if (!tuning.sites.empty()) tune_tiles(wanted, prologues.empty() ? 1 : kShareOfTiles, tuning);
+    after_.merge(tuning.result.decisions);
+    if (!prologues.empty() && !tuning.result.stopped) {
+      const auto each = [&](const TunedPrologue& site, size_t done, size_t total) {
+        if (wanted.each_prologue) wanted.each_prologue(site, done, total);
+      };
+      choose_prologues(std::move(prologues), {end - seconds_now(), wanted.stop, each}, tuning);
+    }
+    if (!(wanted.stop && wanted.stop())) compare(tuning);
+    return tuning;
+  }
+
+ private:
+  bool is_known(const passes::PrologueSite& site) const {
+    return before_.prologues().contains({site.site, site.batch});
+  }
+
+  /// What is spared depends on what else is computed on the way (a concatenation of which only the normalised image is
+  /// read is not made at all), so the estimates are those of a plan that follows them. `computed` stays as it is.
+  std::vector<passes::PrologueSite> estimate(std::vector<passes::PrologueSite> sites) {
+    for (const passes::PrologueSite& site : sites) {
+      if (site.computed) was_computed_.insert({site.site, site.batch});
+    }
+    FusionChoices choices = before_.choices();
+    constexpr int kMostPlans = 3;
+    for (int i = 0; i < kMostPlans; ++i) {
+      const FusionChoices last = choices;
+      for (const passes::PrologueSite& site : sites) {
+        if (!is_known(site)) choices.prologues.insert_or_assign({site.site, site.batch}, site.estimated);
+      }
+      if (choices.prologues == last.prologues) break;
+      passes::FusionReport report;
+      static_cast<void>(plan_with(before_, choices, &report));
+      sites = std::move(report.prologues);
+    }
+    for (passes::PrologueSite& site : sites) site.computed = was_computed_.contains({site.site, site.batch});
+    return sites;
+  }
+
+  FusionChoices with_all(const std::vector<TunedPrologue>& prologues) const {
+    FusionChoices choices = before_.choices();
+    for (const TunedPrologue& p : prologues) {
+      if (p.rejected.empty()) choices.prologues.insert_or_assign({p.site.site, p.site.batch}, true);
+    }
+    return choices;
+  }
+
+  /// Adds the plan's choices of tiles that are not there yet.
+  void find_sites(const CudaPlan& plan, bool again, StepTuning& tuning) {
     for (TuningSite& site : codegen::cuda::tuning_sites(plan, device_->spec())) {
-      if (!again && before_.exact(site.choice().problem, site.choice().batch) != nullptr) {
+      const codegen::cuda::TileChoice& choice = site.choice();
+      if (!seen_.insert({choice.problem, choice.batch}).second) continue;
+      if (!again && before_.exact(choice.problem, choice.batch) != nullptr) {
         ++tuning.known;
       } else {
         tuning.sites.push_back(std::move(site));
       }
     }
-    if (tuning.sites.empty()) return tuning;
+  }
 
+  void tune_tiles(const TuneSettings& wanted, double share, StepTuning& tuning) {
     TuneSettings settings = wanted;
+    settings.budget *= share;
     settings.decided = [&](const TuningTable& news) { tuning.kept = store_.add(news); };
-    codegen::KernelCompiler compiler(
-        *cache_, {.toolkit = options_.cuda_toolkit, .newest_major = device_->driver().newest_toolkit()});
+    codegen::KernelCompiler compiler = open_compiler();
     const CudaPlan tools_plan = TimerTools::plan(device_->spec());
     TimerTools tools(device_, codegen::require_all(compiler.compile(tools_plan.sources)));
     const TuneMeans means = {
@@ -61,22 +132,65 @@ class StepTuner {
             },
         .clock = seconds_now};
     tuning.result = tune_sites(tuning.sites, before_, means, settings);
-    if (!tuning.result.stopped) compare(tuning);
-    return tuning;
   }
 
- private:
-  CudaPlan plan_with(const TuningTable& tiles) const {
+  void choose_prologues(std::vector<TunedPrologue> prologues, const PrologueSettings& settings, StepTuning& tuning) {
+    // All kernels that will be timed, or nearly, at once; what does not compile is told where it is needed.
+    codegen::KernelCompiler compiler = open_compiler();
+    compiler.compile(plan_with(after_, with_all(prologues)).sources, compiling_.progress);
+    struct Built {
+      FusionChoices choices;
+      std::unique_ptr<Executor> executor;
+    } first, second;
+    const PrologueMeans means = {.compare =
+                                     [&](const FusionChoices& now, const FusionChoices& other) {
+                                       if (second.executor && second.choices.prologues == now.prologues)
+                                         std::swap(first, second);
+                                       second = {};  // Before memory is taken for another.
+                                       if (!first.executor || first.choices.prologues != now.prologues) {
+                                         first = {};
+                                         first = {now, executor_with(after_, now)};
+                                       }
+                                       second = {other, executor_with(after_, other)};
+                                       return time_by_turns(*first.executor, *second.executor);
+                                     },
+                                 .clock = seconds_now};
+    tuning.prologues = tune_prologues(std::move(prologues), after_.choices(), means, settings);
+    after_.merge(tuning.prologues.decisions);
+    if (!tuning.prologues.decisions.empty()) tuning.kept = store_.add(tuning.prologues.decisions);
+  }
+
+  codegen::KernelCompiler open_compiler() const {
+    return {*cache_, {.toolkit = options_.cuda_toolkit, .newest_major = device_->driver().newest_toolkit()}};
+  }
+
+  CudaPlan plan_with(const TuningTable& tuned, const FusionChoices& choices,
+                     passes::FusionReport* report = nullptr) const {
     CompileSettings settings = compiling_;
-    settings.tiles = &tiles;
+    settings.tuned = &tuned;
+    settings.report = report;
+    if (compiling_.prologues == passes::Prologues::automatic) settings.choices = &choices;
     return plan_cuda(graph_, options_, device_->spec(), settings);
   }
 
-  std::unique_ptr<Executor> executor_with(const TuningTable& tiles) const {
-    CudaPlan plan = plan_with(tiles);
-    const auto kernels = compile_kernels(plan, device_->spec(), tiles, options_, *cache_,
+  std::unique_ptr<Executor> executor_with(const TuningTable& tuned, const FusionChoices& choices) const {
+    CudaPlan plan = plan_with(tuned, choices);
+    const auto kernels = compile_kernels(plan, device_->spec(), tuned, options_, *cache_,
                                          device_->driver().newest_toolkit(), compiling_);
-    return std::make_unique<CudaExecutor>(device_, std::move(plan), kernels);
+    auto executor = std::make_unique<CudaExecutor>(device_, std::move(plan), kernels);
+    write_timing_values(*executor);
+    static_cast<void>(executor->time_steps(1));
+    return executor;
+  }
+
+  static std::pair<double, double> time_by_turns(Executor& first, Executor& second) {
+    constexpr int kRounds = 8, kSteps = 4;
+    std::vector<double> times_first, times_second;
+    for (int round = 0; round < kRounds; ++round) {
+      for (const double t : first.time_steps(kSteps)) times_first.push_back(t);
+      for (const double t : second.time_steps(kSteps)) times_second.push_back(t);
+    }
+    return {median(times_first), median(times_second)};
   }
 
   /// Times the whole step with and without the news.
@@ -88,23 +202,15 @@ class StepTuner {
       const codegen::cuda::TileChoice& choice = site.site->choice();
       old.set(choice.problem, choice.batch, {first.tile, first.seconds * 1e6, first.seconds * 1e6});
     }
+    for (const auto& [key, decision] : tuning.prologues.decisions.prologues()) {
+      codegen::PrologueDecision before = decision;
+      before.computed = was_computed_.contains(key);
+      if (before.computed != decision.computed) old.set_prologue(key.first, key.second, before);
+    }
     if (old.empty()) return;
-    TuningTable after_table = before_;
-    after_table.merge(tuning.result.decisions);
     try {
-      const auto before = executor_with(before_), after = executor_with(after_table);
-      constexpr int kRounds = 4, kSteps = 4;
-      std::vector<double> times_before, times_after;
-      for (Executor* executor : {before.get(), after.get()}) {
-        write_timing_values(*executor);
-        static_cast<void>(executor->time_steps(1));
-      }
-      for (int round = 0; round < kRounds; ++round) {
-        for (const double t : before->time_steps(kSteps)) times_before.push_back(t);
-        for (const double t : after->time_steps(kSteps)) times_after.push_back(t);
-      }
-      tuning.step_before = median(times_before);
-      tuning.step_after = median(times_after);
+      const auto before = executor_with(before_, before_.choices()), after = executor_with(after_, after_.choices());
+      std::tie(tuning.step_before, tuning.step_after) = time_by_turns(*before, *after);
     } catch (const Error& error) {
       tuning.not_compared = error.what();
       return;
@@ -118,7 +224,9 @@ class StepTuner {
   std::shared_ptr<codegen::KernelCache> cache_;
   const CompileSettings& compiling_;
   codegen::TuningStore store_;
-  TuningTable before_;
+  TuningTable before_, after_;
+  std::set<TuningTable::Key> seen_;          // Choices of tiles.
+  std::set<TuningTable::Key> was_computed_;  // Images' sites, with the decisions of before.
 };
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "codegen/cuda/tuning_site.h"
 #include "codegen/jit/compiler.h"
 #include "codegen/tune/table.h"
+#include "runtime/tune/prologue_search.h"
 
 namespace difuse::runtime {
 
@@ -60,13 +61,15 @@ struct TunedSite {
 };
 
 struct TuneSettings {
+  bool tiles = true, prologues = true;                      ///< What is tuned, where a whole step is.
   double budget = std::numeric_limits<double>::infinity();  ///< Seconds; what is decided by then counts.
   size_t most_candidates = 12;                              ///< Of a site; 8 to 16 find nearly all that there is.
   int rounds = 11;
   size_t compiled_at_once = 256;  ///< Candidates, at least; the budget is looked at in between.
   std::function<bool()> stop{};   ///< Asked often; true: no more.
   std::function<void(const TunedSite&, size_t done, size_t total)> each{};  ///< Called for each that was tried.
-  std::function<void(const codegen::TuningTable& news)> decided{};          ///< What is new since the last call.
+  std::function<void(const TunedPrologue&, size_t done, size_t total)> each_prologue{};
+  std::function<void(const codegen::TuningTable& news)> decided{};  ///< What is new since the last call.
   codegen::KernelCompiler::Progress progress{};
 };
 
