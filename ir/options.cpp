@@ -45,9 +45,9 @@ const std::vector<OptionRow>& option_table() {
       {"DIFUSE_DISABLE", "pass[,pass...]", "skip these passes"},
       {"DIFUSE_FUEL", "N", "stop rewriting after N rewrites, to bisect a wrong one"},
       {"DIFUSE_TUNE", "off|cached|on|SECONDS",
-       "tiles of CUDA kernels by estimate, from the tables of tuned ones (the default), or tuned first where the "
-       "tables "
-       "know none, for at most so many seconds"},
+       "tiles of CUDA kernels, and which images they compute on the way: by estimate, from the tables of what was "
+       "tuned "
+       "(the default), or tuned first where the tables know nothing, for at most so many seconds"},
       {"DIFUSE_CACHE", "DIR",
        "where compiled kernels and decoded images are kept; else XDG_CACHE_HOME/difuse or HOME/.cache/difuse"},
       {"DIFUSE_CUDA_GRAPHS", "0|1", "capture a step as one CUDA graph, or launch kernel by kernel"},

@@ -52,18 +52,18 @@ class StepTuner {
       prologues = prologues_to_tune(estimate(report.prologues));
       if (!again) tuning.known += std::erase_if(prologues, [&](const TunedPrologue& p) { return is_known(p.site); });
     }
+    const FusionChoices all = with_all(prologues);
+    const bool are_some = std::ranges::any_of(prologues, [](const TunedPrologue& p) { return p.rejected.empty(); });
     if (wanted.tiles) {
       find_sites(plan, again, tuning);
-      const FusionChoices all = with_all(prologues);
-      if (all.prologues != before_.choices().prologues) find_sites(plan_with(before_, all), again, tuning);
+      if (are_some) find_sites(plan_with(before_, all), again, tuning);
     }
-    if (!tuning.sites.empty()) tune_tiles(wanted, prologues.empty() ? 1 : kShareOfTiles, tuning);
+    if (!tuning.sites.empty()) tune_tiles(wanted, are_some ? kShareOfTiles : 1, tuning);
     after_.merge(tuning.result.decisions);
     if (!prologues.empty() && !tuning.result.stopped) {
-      const auto each = [&](const TunedPrologue& site, size_t done, size_t total) {
-        if (wanted.each_prologue) wanted.each_prologue(site, done, total);
-      };
-      choose_prologues(std::move(prologues), {end - seconds_now(), wanted.stop, each}, tuning);
+      // All kernels that will be timed, or nearly, at once; what does not compile is told where it is needed.
+      if (are_some) static_cast<void>(open_compiler().compile(plan_with(after_, all).sources, wanted.progress));
+      choose_prologues(std::move(prologues), {end - seconds_now(), wanted.stop, wanted.each_prologue}, tuning);
     }
     if (!(wanted.stop && wanted.stop())) compare(tuning);
     return tuning;
@@ -135,9 +135,6 @@ class StepTuner {
   }
 
   void choose_prologues(std::vector<TunedPrologue> prologues, const PrologueSettings& settings, StepTuning& tuning) {
-    // All kernels that will be timed, or nearly, at once; what does not compile is told where it is needed.
-    codegen::KernelCompiler compiler = open_compiler();
-    compiler.compile(plan_with(after_, with_all(prologues)).sources, compiling_.progress);
     struct Built {
       FusionChoices choices;
       std::unique_ptr<Executor> executor;

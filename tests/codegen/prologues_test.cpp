@@ -64,5 +64,16 @@ TEST(PrologueLimit, TheCpuComputesThemImageByImage) {
   EXPECT_EQ(prologue_limit(graph, cpu), "its rows are read as a whole");
 }
 
+TEST(PrologueSettings, SayWhoDecides) {
+  using enum passes::Prologues;
+  const ir::DeviceSpec cpu, &gpu = *ir::find_device_spec("h100");
+  EXPECT_EQ(prologue_settings(automatic, cpu).prologues, never);
+  EXPECT_EQ(prologue_settings(always, cpu).prologues, always);
+  for (const passes::Prologues wanted : {automatic, always, never}) {
+    EXPECT_EQ(prologue_settings(wanted, gpu).prologues, wanted) << "a tuner's decisions count on a GPU";
+  }
+  EXPECT_EQ(prologue_settings(always, gpu).prologue_limits(body({.stride = 2})), "no engine of sm_90a computes it");
+}
+
 }  // namespace
 }  // namespace difuse::codegen

@@ -87,5 +87,26 @@ TEST_F(PrologueRun, KeepsEveryBitInTheEmulator) {
   EXPECT_EQ(computed(), 3);
 }
 
+/// So a tuner may decide as it likes, at one batch otherwise than at another.
+TEST_F(PrologueRun, KeepsEveryBitWhicheverIsComputed) {
+  const auto run = [&](const passes::FusionChoices& choices) {
+    runtime::CompileSettings with = settings(Prologues::automatic);
+    with.choices = &choices;
+    report_ = {};
+    testing::EmulatedExecutor executor(runtime::plan_cuda(graph_, {}, *ir::find_device_spec("h100"), with));
+    return testing::run(executor, inputs_, {});
+  };
+  const testing::CpuRun stored = run({});
+  EXPECT_EQ(computed(), 0);
+  const std::vector<passes::PrologueSite> sites = report_.prologues;
+  ASSERT_EQ(sites.size(), 3u);
+  for (const passes::PrologueSite& site : sites) {
+    passes::FusionChoices one;
+    one.prologues = {{{site.site, site.batch}, true}};
+    testing::expect_same(run(one), stored, site.site);
+    EXPECT_EQ(computed(), 1) << site.site;
+  }
+}
+
 }  // namespace
 }  // namespace difuse
