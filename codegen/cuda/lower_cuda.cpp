@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 
 #include "codegen/cuda/kernel_spec.h"
 #include "codegen/cuda/plan_writer.h"
@@ -36,19 +37,22 @@ Graph with_constants(const Graph& body, const Graph& graph, const std::vector<Va
   });
 }
 
-/// Whether every element of a value is a float rounded to tf32.
-bool is_tf32(const Graph& graph, Value v) {
+/// Whether every element of a value is a float rounded to tf32; `outer` is what the inputs of the graph are where it is
+/// a fusion's body.
+bool is_tf32(const Graph& graph, Value v, const std::function<bool(int input)>& outer = nullptr) {
   const Node& node = graph.node(v);
   if (node.op == Op::round_tf32) return true;
+  if (node.op == Op::input && outer != nullptr) return outer(input_number(node));
   if (node.op == Op::fusion) {
     const Graph& body = *node.as<ir::FusionAttrs>().body;
-    return is_tf32(body, body.outputs()[static_cast<size_t>(v.result)].value);
+    return is_tf32(body, body.outputs()[static_cast<size_t>(v.result)].value,
+                   [&](int input) { return is_tf32(graph, node.operands[static_cast<size_t>(input)], outer); });
   }
   // What averages or adds is not among them.
   constexpr std::array kMoves = {Op::reshape, Op::view, Op::transpose, Op::slice,     Op::reverse,
                                  Op::concat,  Op::pad,  Op::repack,    Op::broadcast, Op::upsample_nearest};
   if (std::ranges::find(kMoves, node.op) == kMoves.end()) return false;
-  return std::ranges::all_of(node.operands, [&](Value operand) { return is_tf32(graph, operand); });
+  return std::ranges::all_of(node.operands, [&](Value operand) { return is_tf32(graph, operand, outer); });
 }
 
 using Visit = std::function<void(const KernelSpec&, int)>;

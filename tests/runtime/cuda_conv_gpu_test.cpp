@@ -44,11 +44,13 @@ TEST(GpuConv, ShapesThatFillNoTileMatchTheReference) {
       {3, 32, 32, 128, 128, 3, 1}, {5, 16, 16, 192, 192, 3, 1}, {7, 8, 8, 256, 256, 3, 1},  {13, 14, 14, 96, 40, 3, 1},
       {5, 7, 7, 72, 200, 3, 1},    {9, 28, 28, 32, 32, 3, 1},   {7, 9, 5, 136, 64, 3, 1},   {3, 12, 20, 64, 128, 3, 0},
       {3, 18, 22, 64, 72, 3, 2},   {3, 7, 9, 200, 72, 1, 0},    {2, 64, 64, 192, 64, 1, 0}, {3, 16, 16, 1024, 64, 1, 0},
-      {1, 1, 1, 8, 8, 1, 0},       {1, 3, 3, 8, 8, 3, 1},
+      {1, 1, 1, 8, 8, 1, 0},       {1, 3, 3, 8, 8, 3, 1},       {2, 48, 80, 20, 100, 3, 1}, {2, 48, 80, 36, 4, 1, 0},
   };
   std::vector<Graph> graphs;
   for (const ConvShapes& shapes : kShapes) graphs.push_back(block(shapes));
-  testing::expect_nodes_agree(gpu, graphs, passes::Precision::bf16);
+  for (const passes::Precision precision : {passes::Precision::tf32, passes::Precision::bf16}) {
+    testing::expect_nodes_agree(gpu, graphs, precision);
+  }
 }
 
 /// What norms read of a convolution, forward and backward: statistics, and sums over pixels beside another tensor.
@@ -77,7 +79,7 @@ TEST(GpuConv, StatisticsAndSumsMatchTheReference) {
   };
   std::vector<Graph> graphs;
   for (const ConvShapes& shapes : kShapes) graphs.push_back(statistics(shapes));
-  for (const passes::Precision precision : {passes::Precision::bf16, passes::Precision::f32}) {
+  for (const auto precision : {passes::Precision::tf32, passes::Precision::bf16, passes::Precision::f32}) {
     testing::expect_nodes_agree(gpu, graphs, precision);
   }
 }
@@ -193,25 +195,27 @@ TEST(GpuConv, APrologueChangesNoBit) {
 
 TEST(GpuConv, AnImageHasTheSameBitsInEveryBatchAndEveryRun) {
   DIFUSE_NEED_GPU(gpu);
-  runtime::CompileSettings settings;
-  settings.precision = passes::Precision::bf16;
-  std::vector<float> first;
-  for (const int64_t batch : {1, 2, 5, 33}) {
-    const Graph graph = block({batch, 16, 16, 128, 64, 3, 1});
-    const auto executor = testing::execute(gpu, runtime::plan_cuda(graph, {}, gpu.spec(), settings));
-    std::vector<float> image(16 * 16 * 64);
-    for (const auto& [name, tensor] : testing::random_leaves(block({33, 16, 16, 128, 64, 3, 1}), ir::Op::input, 1)) {
-      ir::Tensor part(graph.type(graph.find_input(name)));
-      std::copy_n(tensor.data.begin(), part.data.size(), part.data.begin());
-      executor->write_input(name, testing::encode(part));
-    }
-    for (int step = 0; step < 3; ++step) {
-      executor->run();
-      std::vector<float> all(static_cast<size_t>(batch) * image.size());
-      executor->read_output("y", std::as_writable_bytes(std::span(all)));
-      std::copy_n(all.begin(), image.size(), image.begin());
-      if (first.empty()) first = image;
-      EXPECT_EQ(image, first) << "batch " << batch << ", step " << step;
+  for (const passes::Precision precision : {passes::Precision::tf32, passes::Precision::bf16}) {
+    runtime::CompileSettings settings;
+    settings.precision = precision;
+    std::vector<float> first;
+    for (const int64_t batch : {1, 2, 5, 33}) {
+      const Graph graph = block({batch, 16, 16, 128, 64, 3, 1});
+      const auto executor = testing::execute(gpu, runtime::plan_cuda(graph, {}, gpu.spec(), settings));
+      std::vector<float> image(16 * 16 * 64);
+      for (const auto& [name, tensor] : testing::random_leaves(block({33, 16, 16, 128, 64, 3, 1}), ir::Op::input, 1)) {
+        ir::Tensor part(graph.type(graph.find_input(name)));
+        std::copy_n(tensor.data.begin(), part.data.size(), part.data.begin());
+        executor->write_input(name, testing::encode(part));
+      }
+      for (int step = 0; step < 3; ++step) {
+        executor->run();
+        std::vector<float> all(static_cast<size_t>(batch) * image.size());
+        executor->read_output("y", std::as_writable_bytes(std::span(all)));
+        std::copy_n(all.begin(), image.size(), image.begin());
+        if (first.empty()) first = image;
+        EXPECT_EQ(image, first) << "batch " << batch << ", step " << step;
+      }
     }
   }
 }

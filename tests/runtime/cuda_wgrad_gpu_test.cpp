@@ -39,11 +39,13 @@ TEST(GpuWgrad, ShapesThatFillNoTileMatchTheReference) {
       {5, 16, 16, 192, 192, 3, 1}, {7, 8, 8, 256, 256, 3, 1}, {3, 8, 8, 768, 768, 3, 1},  {13, 14, 14, 96, 64, 3, 1},
       {5, 7, 7, 72, 200, 3, 1},    {9, 28, 28, 56, 64, 3, 1}, {7, 9, 5, 136, 64, 3, 1},   {3, 12, 20, 64, 128, 3, 0},
       {3, 18, 22, 64, 120, 3, 2},  {3, 7, 9, 200, 64, 1, 0},  {2, 64, 64, 192, 64, 1, 0}, {3, 16, 16, 1024, 64, 1, 0},
-      {32, 8, 8, 256, 768, 1, 0},  {1, 1, 1, 64, 64, 1, 0},   {1, 3, 3, 64, 64, 3, 1},
+      {32, 8, 8, 256, 768, 1, 0},  {1, 1, 1, 64, 64, 1, 0},   {1, 3, 3, 64, 64, 3, 1},    {2, 48, 80, 36, 100, 3, 1},
   };
   std::vector<Graph> graphs;
   for (const WgradShapes& shapes : kShapes) graphs.push_back(gradient(shapes));
-  testing::expect_nodes_agree(gpu, graphs, passes::Precision::bf16);
+  for (const passes::Precision precision : {passes::Precision::tf32, passes::Precision::bf16}) {
+    testing::expect_nodes_agree(gpu, graphs, precision);
+  }
 }
 
 /// Several of a kind in one launch, which share the processors.
@@ -71,18 +73,20 @@ TEST(GpuWgrad, ThoseThatRunAtOnceMatchTheReference) {
 
 TEST(GpuWgrad, EveryRunGivesTheSameBits) {
   DIFUSE_NEED_GPU(gpu);
-  runtime::CompileSettings settings;
-  settings.precision = passes::Precision::bf16;
-  const Graph graph = gradient({32, 16, 16, 192, 128, 3, 1});
-  const auto executor = testing::execute(gpu, runtime::plan_cuda(graph, {}, gpu.spec(), settings));
-  testing::write_random_inputs(*executor, graph);
-  std::vector<float> first(128 * 9 * 192), next(first.size());
-  executor->run();
-  executor->read_output("dw", std::as_writable_bytes(std::span(first)));
-  for (int step = 0; step < 20; ++step) {
+  for (const passes::Precision precision : {passes::Precision::tf32, passes::Precision::bf16}) {
+    runtime::CompileSettings settings;
+    settings.precision = precision;
+    const Graph graph = gradient({32, 16, 16, 192, 128, 3, 1});
+    const auto executor = testing::execute(gpu, runtime::plan_cuda(graph, {}, gpu.spec(), settings));
+    testing::write_random_inputs(*executor, graph);
+    std::vector<float> first(128 * 9 * 192), next(first.size());
     executor->run();
-    executor->read_output("dw", std::as_writable_bytes(std::span(next)));
-    ASSERT_EQ(next, first) << "step " << step;
+    executor->read_output("dw", std::as_writable_bytes(std::span(first)));
+    for (int step = 0; step < 20; ++step) {
+      executor->run();
+      executor->read_output("dw", std::as_writable_bytes(std::span(next)));
+      ASSERT_EQ(next, first) << passes::to_string(precision) << ", step " << step;
+    }
   }
 }
 

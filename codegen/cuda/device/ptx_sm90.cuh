@@ -134,9 +134,12 @@ __device__ __forceinline__ void fence_shared_for_engines() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// A float of a slot that engines fill or empty; `address` is one of shared memory.
+// Floats of a slot that engines fill or empty; `address` is one of shared memory, four are at a multiple of 16 bytes.
 __device__ __forceinline__ void slot_store(unsigned address, float x) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
+}
+__device__ __forceinline__ void slot_store(unsigned address, float a, float b, float c, float d) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
 }
 __device__ __forceinline__ float slot_load(unsigned address) {
   float x;
@@ -329,6 +332,15 @@ __device__ __forceinline__ void multiply_bf16(float (&d)[128], const unsigned (&
                                  "%132", "%133")
                : DIFUSE_D32(0), DIFUSE_D32(32), DIFUSE_D32(64), DIFUSE_D32(96)
                : DIFUSE_WGMMA_HELD_INPUTS);
+}
+
+/// The same in tf32: of the warp's 16 rows each thread has what ptx.cuh says of m16n8k8.
+__device__ __forceinline__ void multiply_tf32(float (&d)[32], const unsigned (&a)[4], unsigned long long b) {
+  asm volatile(
+      "{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {" DIFUSE_R0
+      "}, {%32, %33, %34, %35}, %36, p, 1, 1; }"
+      : DIFUSE_D32(0)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
 #undef DIFUSE_D8

@@ -1,5 +1,5 @@
-// Gradients of a convolution's filter on Hopper, stride 1: bf16 images x [n, y, x, c] and gradients dy [n, y, x, k],
-// sums in fp32.
+// Gradients of a convolution's filter on Hopper, stride 1: images x [n, y, x, c] and gradients dy [n, y, x, k] in bf16,
+// or in f32 that was rounded to tf32; sums in fp32.
 //
 // As a matrix product: rows are output channels, columns are the taps (r, s) of the filter times the input channels,
 // and the sum runs over all pixels of all images. Channels run fastest in memory, so in both operands it is m or n, not
@@ -21,14 +21,23 @@
 // Partial sums are many bytes. So a group may be a pair of blocks, a cluster: of the group's units of one block of the
 // result each multiplies half, sends half of its sums to the other one, through the other's ring, which is at rest
 // then, and writes what the two have of the other half.
+//
+// For tf32 the tensor cores take no matrix whose k runs along columns, so there (filters of 3 x 3) all is turned: rows
+// are input channels, columns output channels, and a consumer has one column of taps. x comes from registers: threads
+// read from the halo what a product of 8 pixels, one row of the tile, takes of them, and use it for all three taps. dy
+// does come from shared memory, where three warps, the turners, have written it anew with its pixels along the rows.
 #pragma once
 #include "codegen/cuda/device/ptx_sm90.cuh"
 #include "codegen/cuda/device/vector.cuh"
 
 namespace wgrad {
 
-template <int height_, int width_, int inputs_, int outputs_, int filter_, int pad_>
+/// `Element`: bf16 or f32, of x and dy.
+template <int height_, int width_, int inputs_, int outputs_, int filter_, int pad_, class Element_ = bf16>
 struct Problem {
+  using Element = Element_;
+  static constexpr bool is_float = sizeof(Element) == 4;
+  static constexpr int parts = is_float ? 2 : 1;  ///< Of 64 channels, each 128 bytes of a pixel.
   static constexpr int height = height_, width = width_, inputs = inputs_, outputs = outputs_, filter = filter_;
   static constexpr int pad = pad_;
 };
@@ -49,7 +58,9 @@ struct Layout {
   using Tile = Tile_;
   static constexpr bool is_line = Problem::filter == 1;
   static constexpr int consumers = Tile::row_chunks * Tile::tap_rows, warpgroup = 128;
-  static constexpr int threads = consumers * warpgroup + 32;  ///< The last warp is the producer.
+  /// Warps that write dy anew; the one before them is the producer.
+  static constexpr int turners = Problem::is_float ? 3 : 0;
+  static constexpr int threads = consumers * warpgroup + 32 * (1 + turners);
   static constexpr int pixels = 8 * Tile::rows * Tile::images;
   static constexpr int tiles_x = (Problem::width + 7) / 8, tiles_y = (Problem::height + Tile::rows - 1) / Tile::rows;
 
@@ -63,11 +74,20 @@ struct Layout {
   static constexpr int pixel_bytes = 128;
   static constexpr int halo_pitch = (8 + Problem::filter - 1) * pixel_bytes;
   static constexpr int halo_image = (Tile::rows + Tile::tap_rows - 1) * halo_pitch;
-  static constexpr int halo_bytes = Tile::images * halo_image;  ///< Of one chunk of x.
-  static constexpr int chunk_bytes = pixels * pixel_bytes;      ///< Of one chunk of dy.
+  static constexpr int halo_part = Tile::images * halo_image, chunk_part = pixels * pixel_bytes;
+  static constexpr int halo_bytes = Problem::parts * halo_part;    ///< Of one chunk of x.
+  static constexpr int chunk_bytes = Problem::parts * chunk_part;  ///< Of one chunk of dy.
+  /// From one part of x to the next: threads count its pixels from a multiple of 1024 bytes on.
+  static constexpr int halo_stride = (halo_part + 1023) / 1024 * 1024;
   static constexpr int x_bytes = Tile::column_chunks * halo_bytes, dy_bytes = Tile::row_chunks * chunk_bytes;
-  static constexpr int dy_at = (x_bytes + 1023) / 1024 * 1024, slot_bytes = dy_at + dy_bytes;
-  static constexpr int barriers_at = Tile::slots * slot_bytes, bytes = barriers_at + 2 * Tile::slots * 8;
+  static constexpr int dy_at = Problem::is_float ? Problem::parts * halo_stride : (x_bytes + 1023) / 1024 * 1024;
+  static constexpr int turned_at = dy_at + dy_bytes;
+  /// dy with four rows of 8 pixels along each of 64 rows of 128 bytes.
+  static constexpr int turned_block = 64 * 128;
+  static constexpr int turned_bytes = Problem::is_float ? (pixels + 31) / 32 * turned_block : 0;
+  static constexpr int slot_bytes = turned_at + turned_bytes;
+  static constexpr int barriers_at = Tile::slots * slot_bytes;
+  static constexpr int bytes = barriers_at + (Problem::is_float ? 3 : 2) * Tile::slots * 8;
 
   // Partial sums of a block, as the consumers' threads hold them: run i of thread t, four sums, is run i * owners + t.
   static constexpr int owners = consumers * warpgroup, thread_runs = sums / 4, block_runs = owners * thread_runs;
@@ -75,6 +95,7 @@ struct Layout {
   static constexpr int own_runs = thread_runs / Tile::cluster;  ///< Of a thread, that it writes.
 
   static_assert(Tile::rows % 2 == 0 && (is_line ? Tile::images == 1 : Tile::column_chunks == 1));
+  static_assert(!Problem::is_float || (Tile::tap_rows == 3 && Tile::blocks == 1));
   static_assert(Problem::filter % Tile::tap_rows == 0 && (Tile::row_chunks == 1 || Tile::tap_rows == 1));
   static_assert(Tile::cluster == 1 || (Tile::cluster == 2 && owners * own_runs * 16 <= barriers_at));
 
@@ -98,11 +119,13 @@ __device__ __forceinline__ Origin origin_of(int block) {
 /// adds those of any.
 struct Sizes {
   int filter, outputs, inputs, owners, block_runs, blocks_y, blocks_x, block_outputs, block_inputs, tap_rows;
+  int is_turned;  ///< Rows of partial sums are input channels.
 };
 template <class L>
 __device__ __forceinline__ constexpr Sizes sizes_of() {
   return {L::Problem::filter, L::Problem::outputs, L::Problem::inputs, L::owners,       L::block_runs,
-          L::blocks_y,        L::blocks_x,         L::block_outputs,   L::block_inputs, L::Tile::tap_rows};
+          L::blocks_y,        L::blocks_x,         L::block_outputs,   L::block_inputs, L::Tile::tap_rows,
+          L::Problem::is_float};
 }
 
 /// Where run `run` of a block of the result begins in the result [outputs, taps, inputs].
@@ -116,7 +139,9 @@ struct RunPlace {
   }
   /// A thread's runs i to i + 3, where i is a multiple of 4, lie in two rows each of two halves of 32 columns.
   __device__ __forceinline__ int element(const Sizes& of, int further) const {
-    return RunPlace{output + further % 2 * 8, tap, input + further / 2 * 16}.element(of);
+    const int first = further % 2, second = further / 2;
+    if (of.is_turned != 0) return RunPlace{output + second * 16, tap, input + first * 8}.element(of);
+    return RunPlace{output + first * 8, tap, input + second * 16}.element(of);
   }
 };
 __device__ __forceinline__ RunPlace place_of(const Sizes& of, unsigned block, unsigned run) {
@@ -125,6 +150,11 @@ __device__ __forceinline__ RunPlace place_of(const Sizes& of, unsigned block, un
   const auto blocks_y = static_cast<unsigned>(of.blocks_y), blocks_x = static_cast<unsigned>(of.blocks_x);
   const int row_block = static_cast<int>(block % blocks_y),
             column_block = static_cast<int>(block / blocks_y % blocks_x);
+  if (of.is_turned != 0) {
+    const int lane = thread % 32, column = i / 2 * 16 + lane / 8 % 2 * 8 + lane % 4 * 2 + lane / 4 % 2;
+    return {row_block * of.block_outputs + column % 64, (2 - column / 64) * 3 + thread / 128,
+            column_block * of.block_inputs + thread / 32 % 4 * 16 + i % 2 * 8 + lane / 16 * 4};
+  }
   const int lane = thread % 32, consumer = thread / 128, column = i / 2 * 16 + lane % 2 * 8 + lane / 2 % 2 * 4;
   const int row_chunk = of.tap_rows == 1 ? consumer : 0, tap_row = of.tap_rows == 1 ? 0 : consumer;
   const int output = row_block * of.block_outputs + row_chunk * 64 + thread / 32 % 4 * 16 + i % 2 * 8 + lane / 4;
@@ -200,6 +230,9 @@ struct Shared {
     return reinterpret_cast<Barrier*>(start + L::barriers_at) + slot;
   }
   __device__ __forceinline__ Barrier* empty(int slot) const { return full(L::Tile::slots + slot); }
+  // Where dy is turned: for the consumers, and the address of what is read by threads.
+  __device__ __forceinline__ Barrier* turned(int slot) const { return full(2 * L::Tile::slots + slot); }
+  __device__ __forceinline__ unsigned char* turned_dy(int slot) const { return x(slot) + L::turned_at; }
 
   /// By all threads, once.
   __device__ __forceinline__ void init() const {
@@ -207,6 +240,7 @@ struct Shared {
       for (int i = 0; i < L::Tile::slots; ++i) {
         barrier_init(full(i), 1);
         barrier_init(empty(i), 4 * L::consumers);
+        if constexpr (L::Problem::is_float) barrier_init(turned(i), L::turners);
       }
       barrier_init_done();
     }
@@ -226,6 +260,75 @@ struct Place {
   }
 };
 
+/// By all lanes of the warps that are no consumers: until the cluster's blocks have exchanged their sums, the ring is
+/// theirs.
+template <class L>
+__device__ __forceinline__ void wait_for_exchange() {
+  __syncwarp();
+  cluster_meet();
+  cluster_sync();
+  named_barrier_sync(1, L::threads);
+}
+
+/// A float of a tile of 128 bytes a pixel, whose pixels are counted from a multiple of 1024 bytes on.
+__device__ __forceinline__ unsigned float_at(unsigned tile, int pixel, int channel) {
+  return tile + static_cast<unsigned>(pixel * 128 + ((channel / 4 ^ pixel % 8) << 4) + channel % 4 * 4);
+}
+
+/// Of the warps after the producer, number `warp`: writes what has come of dy with its pixels along the rows, the even
+/// ones of a row of the tile before the odd ones.
+template <class L>
+class Turner {
+ public:
+  __device__ __forceinline__ Turner(unsigned char* start, int warp) : shared_{start}, warp_(warp) {}
+
+  __device__ __forceinline__ void turn(int count) {
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) turn();
+  }
+
+ private:
+  __device__ __forceinline__ void turn() {
+    constexpr int kHalves = L::pixels / 4;  // Of the tile's rows of pixels.
+    const unsigned dy = shared_address(shared_.dy(place_.slot)), to = shared_address(shared_.turned_dy(place_.slot));
+    const int lane = static_cast<int>(threadIdx.x % 32u);
+    barrier_wait(shared_.full(place_.slot), place_.parity);
+#pragma unroll 2
+    for (int i = warp_; i < kHalves; i += L::turners) {
+      const int row = i / 2, half = i % 2, chunk = (row % 4 * 2 + half) ^ lane % 8;
+      const unsigned turned = to + static_cast<unsigned>(row / 4 * L::turned_block + lane * 128 + chunk * 16);
+#pragma unroll
+      for (int part = 0; part < L::Problem::parts; ++part) {
+        float x[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          x[j] = slot_load(float_at(dy + static_cast<unsigned>(part * L::chunk_part), row * 8 + 2 * j + half, lane));
+        }
+        slot_store(turned + static_cast<unsigned>(part * 32 * 128), x[0], x[1], x[2], x[3]);
+      }
+    }
+    fence_shared_for_engines();
+    __syncwarp();
+    if (lane == 0) barrier_arrive(shared_.turned(place_.slot));
+    place_.advance();
+  }
+
+  const Shared<L> shared_;
+  const int warp_;
+  Place<L::Tile::slots> place_;
+};
+
+/// By all threads where dy is turned: 512 of them begin with 128 registers.
+template <class L, bool consumes>
+__device__ __forceinline__ void share_registers() {
+  if constexpr (!L::Problem::is_float) return;
+  if constexpr (consumes) {
+    take_registers<152>();
+  } else {
+    give_registers<56>();
+  }
+}
+
 /// A warp: fills the ring.
 template <class L>
 class Producer {
@@ -239,14 +342,6 @@ class Producer {
 #pragma unroll 1
     for (int i = 0; i < units.count; ++i) load(origin, units.tile + i);
   }
-  /// By all lanes: until the cluster's blocks have exchanged their sums, the ring is theirs.
-  __device__ __forceinline__ void wait_for_exchange() const {
-    __syncwarp();
-    cluster_meet();
-    cluster_sync();
-    named_barrier_sync(1, L::threads);
-  }
-
  private:
   __device__ __forceinline__ void load(const Origin& origin, int tile) {
     Barrier* full = shared_.full(place_.slot);
@@ -267,10 +362,14 @@ class Producer {
       const int line = quotient<L::tiles_x>(tile), image = quotient<L::tiles_y>(line) * L::Tile::images;
       const int at_x = remainder_of<L::tiles_x>(tile) * 8, at_y = remainder_of<L::tiles_y>(line) * L::Tile::rows;
 #pragma unroll
-      for (int i = 0; i < L::Tile::row_chunks; ++i) {
-        tensor_load(dy + i * L::chunk_bytes, dy_, full, origin.output + i * 64, at_x, at_y, image);
+      for (int i = 0; i < L::Tile::row_chunks * L::Problem::parts; ++i) {
+        tensor_load(dy + i * L::chunk_part, dy_, full, origin.output + i * (64 / L::Problem::parts), at_x, at_y, image);
       }
-      tensor_load(x, x_, full, origin.input, at_x - L::Problem::pad, at_y - L::Problem::pad + origin.tap_row, image);
+#pragma unroll
+      for (int i = 0; i < L::Problem::parts; ++i) {
+        tensor_load(x + i * L::halo_stride, x_, full, origin.input + i * (64 / L::Problem::parts), at_x - L::Problem::pad,
+                    at_y - L::Problem::pad + origin.tap_row, image);
+      }
     }
     place_.advance();
   }
@@ -291,6 +390,14 @@ class Consumer {
   __device__ __forceinline__ void multiply(int count) {
 #pragma unroll
     for (int i = 0; i < L::sums; ++i) sums_[i] = 0.0f;
+    if constexpr (L::Problem::is_float) {
+#pragma unroll 1
+      for (int i = 0; i < count; ++i) {
+        add_floats();
+        arrive(advance());
+      }
+      return;
+    }
     if (L::Tile::cluster > 1 && count == 0) return;
     multiply_unit();
     int last = advance();
@@ -318,8 +425,9 @@ class Consumer {
   }
 
   /// Run `i` of the thread's sums. By all threads: neighbouring lanes exchange pairs, so that each has four consecutive
-  /// columns instead of twice two.
+  /// columns instead of twice two; or four exchange all, for four consecutive rows of one column.
   __device__ __forceinline__ Run<float, 4> run(int i) const {
+    if constexpr (L::Problem::is_float) return turned_run(&sums_[i / 2 * 8 + i % 2 * 2]);
     const bool odd = threadIdx.x % 2 != 0;
     const float* low = &sums_[i / 2 * 8 + i % 2 * 2];
     const float* high = low + 4;
@@ -336,6 +444,8 @@ class Consumer {
   }
 
  private:
+  static constexpr int kGroup = 2;  ///< Rows of a halo in one group of products.
+
   template <int rank>
   __device__ __forceinline__ void exchange_halves() {
     constexpr int half = L::sums / 2, own = rank * half, others = half - own;
@@ -355,6 +465,84 @@ class Consumer {
     }
     fence_shared_for_engines();
     named_barrier_arrive(1, L::threads);
+  }
+
+  /// Of four lanes that have rows one behind the other, each with columns from[0], from[1], from[4] and from[5], number
+  /// l receives the l-th of them.
+  __device__ __forceinline__ static Run<float, 4> turned_run(const float* from) {
+    const bool odd = threadIdx.x / 4 % 2 != 0, upper = threadIdx.x / 8 % 2 != 0;
+    // Of rows 2 m and 2 m + 1, column 0 or 1, and 4 or 5.
+    const float a = __shfl_xor_sync(~0u, odd ? from[0] : from[1], 4), b = __shfl_xor_sync(~0u, odd ? from[4] : from[5], 4);
+    const float low[2] = {odd ? a : from[0], odd ? from[1] : a}, high[2] = {odd ? b : from[4], odd ? from[5] : b};
+    const float c = __shfl_xor_sync(~0u, upper ? low[0] : high[0], 8), d = __shfl_xor_sync(~0u, upper ? low[1] : high[1], 8);
+    return upper ? Run<float, 4>{c, d, high[0], high[1]} : Run<float, 4>{low[0], low[1], c, d};
+  }
+
+  /// What a thread has of a row of the halo for its column of taps: of two pixels, two channels.
+  __device__ __forceinline__ void load_row(unsigned (&to)[4], unsigned first, unsigned pixel, int row) const {
+    const unsigned chunk = static_cast<unsigned>(warp() % 2 * 4 + this_lane() / 16) << 4;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const unsigned further = static_cast<unsigned>(row * 10 + i / 2);
+      const unsigned exchanged = ((pixel + further) << 4 & 0x70u) ^ (chunk + static_cast<unsigned>(i % 2 * 32));
+      to[i] = __float_as_uint(slot_load(first + exchanged + further * 128));
+    }
+  }
+  /// The products of rows `first` to first + kGroup - 1 of an image's halo.
+  template <int group>
+  __device__ __forceinline__ void multiply_rows(unsigned (&x)[kGroup][4], unsigned long long dy, int image) {
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) multiply_registers(x[i]);
+    multiply_fence();
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) {
+#pragma unroll
+      for (int r = 0; r < 3; ++r) {
+        const int row = group * kGroup + i - r;  // Of dy.
+        if (row < 0 || row >= L::Tile::rows) continue;
+        const int place = image * L::Tile::rows + row;
+        multiply_tf32(reinterpret_cast<float(&)[32]>(sums_[(2 - r) * 32]), x[i],
+                      matrix_moved(dy, place / 4 * L::turned_block + place % 4 * 32));
+      }
+    }
+    multiply_commit();
+  }
+  template <int group>
+  __device__ __forceinline__ void add_rows(unsigned (&x)[kGroup][4], unsigned (&next)[kGroup][4], unsigned part,
+                                           unsigned long long dy, int image) {
+    multiply_rows<group>(x, dy, image);
+    if constexpr ((group + 1) * kGroup < L::Tile::rows + 2) {
+      multiply_wait<1>();  // Those from `next` are done.
+      load_group(next, part, image, group + 1);
+      add_rows<group + 1>(next, x, part, dy, image);
+    }
+  }
+  __device__ __forceinline__ void load_group(unsigned (&to)[kGroup][4], unsigned part, int image, int group) const {
+    // Places are computed anew for each group: those of all rows would take more registers than there are.
+    unsigned pixel[1] = {static_cast<unsigned>(number_ + this_lane() % 4 * 2)};
+    multiply_registers(pixel);
+    const unsigned first = part + pixel[0] * 128 + static_cast<unsigned>(this_lane() / 4 % 4 * 4);
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) {
+      const int row = group * kGroup + i;
+      if (row < L::Tile::rows + 2) load_row(to[i], first, pixel[0], image * (L::Tile::rows + 2) + row);
+    }
+  }
+  __device__ __forceinline__ void add_floats() {
+    unsigned x[2][kGroup][4] = {};
+    const unsigned long long dy = matrix_descriptor(shared_.turned_dy(place_.slot), 1024);
+    barrier_wait(shared_.full(place_.slot), place_.parity);
+    barrier_wait(shared_.turned(place_.slot), place_.parity);
+    const unsigned part =
+        shared_address(shared_.x(place_.slot)) + static_cast<unsigned>(warp() / 2 * L::halo_stride);
+    multiply_registers(sums_);
+#pragma unroll
+    for (int image = 0; image < L::Tile::images; ++image) {
+      load_group(x[0], part, image, 0);
+      add_rows<0>(x[0], x[1], part, dy, image);
+      multiply_wait<0>();
+    }
+    multiply_registers(sums_);
   }
 
   __device__ __forceinline__ void multiply_unit() {
@@ -382,6 +570,9 @@ class Consumer {
   __device__ __forceinline__ void arrive(int slot) {
     if (threadIdx.x % 32 == 0) barrier_arrive(shared_.empty(slot));
   }
+
+  __device__ __forceinline__ static int this_lane() { return static_cast<int>(threadIdx.x % 32u); }
+  __device__ __forceinline__ static int warp() { return static_cast<int>(threadIdx.x / 32u % 4u); }
 
   const Shared<L> shared_;
   const int number_;

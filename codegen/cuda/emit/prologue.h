@@ -21,9 +21,9 @@ struct ImageOperand {
 };
 
 /// What the operand of `contraction` is computed from: an image [n, h, w, c] like it, in bf16 where there is a
-/// prologue, which only the prologue reads, as only the contraction reads what the prologue makes of it. All else are elementwise ops, and broadcasts
-/// along the pixels of what is computed of small operands. An image is an input or two, one behind the other in each
-/// pixel, the first a multiple of 64 channels. Nothing for any other operand.
+/// prologue, which only the prologue reads, as only the contraction reads what the prologue makes of it. All else are
+/// elementwise ops, and broadcasts along the pixels of what is computed of small operands. An image is an input or two,
+/// one behind the other in each pixel, the first a multiple of 64 channels. Nothing for any other operand.
 std::optional<ImageOperand> image_operand(const ir::Graph& body, ir::Value contraction, ir::Value operand);
 
 /// Inputs that only the prologue `operand` reads.

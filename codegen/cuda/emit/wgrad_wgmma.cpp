@@ -23,21 +23,22 @@ namespace {
 
 std::string layout_type(const HaloWgrad& w, const WgradTile& tile) {
   return fmt::format(
-      "wgrad::Layout<wgrad::Problem<{}, {}, {}, {}, {}, {}>, wgrad::Tile<{}, {}, {}, {}, {}, {}, {}, {}>>",
-      w.is_line() ? 1 : w.height, w.is_line() ? 1 : w.width, w.inputs, w.outputs, w.taps, w.pad, w.rows, w.images,
-      tile.slots, tile.row_chunks, tile.column_chunks, tile.tap_rows, tile.blocks, w.cluster);
+      "wgrad::Layout<wgrad::Problem<{}, {}, {}, {}, {}, {}, {}>, wgrad::Tile<{}, {}, {}, {}, {}, {}, {}, {}>>",
+      w.is_line() ? 1 : w.height, w.is_line() ? 1 : w.width, w.inputs, w.outputs, w.taps, w.pad,
+      w.is_float() ? "f32" : "bf16", w.rows, w.images, tile.slots, tile.row_chunks, tile.column_chunks, tile.tap_rows,
+      tile.blocks, w.cluster);
 }
 
-/// Images of one tensor, and the boxes of 64 channels of it that a tile takes: so many pixels wider and higher.
+/// Images of one tensor, and the boxes of 128 bytes of its channels that a tile takes: so many pixels wider and higher.
 TensorMapSpec image_map(const HaloWgrad& w, const Argument& start, int64_t height, int64_t width, int64_t channels,
                         int64_t wider, int64_t higher) {
-  TensorMapSpec map{.start = start, .steps = {1, 1, 1, 1}};
+  TensorMapSpec map{.start = start, .dtype = w.dtype, .steps = {1, 1, 1, 1}};
   if (w.is_line()) {
     map.extents = {channels, w.batch * height * width, 1, 1};
     map.box = {64, w.pixels(), 1, 1};
   } else {
     map.extents = {channels, width, height, w.batch};
-    map.box = {64, 8 + wider, w.rows + higher, w.images};
+    map.box = {128 / ir::size_of(w.dtype), 8 + wider, w.rows + higher, w.images};
   }
   int64_t bytes = ir::size_of(map.dtype);
   for (size_t d = 0; d + 1 < map.extents.size(); ++d) map.strides.push_back(bytes *= map.extents[d]);
@@ -84,6 +85,10 @@ KernelDraft product_kernel(const KernelSpec& spec, const HaloWgrad& w, const Wgr
   }
   store = filled(store, {{"partials", w.is_whole ? "partials" : Parameters::result(0)}});
 
+  const std::string turner = R"(    const int warp = (static_cast<int>(threadIdx.x) - Layout::owners) / 32;
+    wgrad::Turner<Layout> turner(shared, warp - 1);
+)";
+  const std::string turn = "      if (warp > 0) turner.turn(units.own_part<kCluster>().count);\n";
   KernelDraft draft;
   draft.name = spec.name;
   draft.source = device_source({"vector.cuh", "ops.cuh", "random.cuh", "wgrad_wgmma.cuh"}) +
@@ -103,13 +108,13 @@ extern "C" __global__ void __launch_bounds__(Layout::threads, Layout::Tile::bloc
   let_next_kernel_start();
   const int group = static_cast<int>(blockIdx.x) / kCluster;
   if (threadIdx.x >= Layout::owners) {
-    wgrad::Producer<Layout> producer(shared, $image, $gradient);
-    wgrad::for_each_block(group, groups, Layout::blocks, static_cast<int>(tiles), [&](const wgrad::Units& units) {
-      if (threadIdx.x == Layout::owners) producer.load(units.own_part<kCluster>());
-      if constexpr (kCluster > 1) producer.wait_for_exchange();
+$give    wgrad::Producer<Layout> producer(shared, $image, $gradient);
+$turner    wgrad::for_each_block(group, groups, Layout::blocks, static_cast<int>(tiles), [&](const wgrad::Units& units) {
+$turn      if (threadIdx.x == Layout::owners) producer.load(units.own_part<kCluster>());
+      if constexpr (kCluster > 1) wgrad::wait_for_exchange<Layout>();
     });
   } else {
-    wgrad::Consumer<Layout> consumer(shared);
+$take    wgrad::Consumer<Layout> consumer(shared);
     wgrad::for_each_block(group, groups, Layout::blocks, static_cast<int>(tiles), [&](const wgrad::Units& units) {
       const int block = units.block;
       consumer.multiply(units.own_part<kCluster>().count);
@@ -122,10 +127,14 @@ $store    });
                          {"parameters", parameters.text()},
                          {"image", "p" + text(w.image)},
                          {"gradient", "p" + text(w.gradient)},
+                         {"give", w.is_float() ? "    wgrad::share_registers<Layout, false>();\n" : ""},
+                         {"take", w.is_float() ? "    wgrad::share_registers<Layout, true>();\n" : ""},
+                         {"turner", w.is_float() ? turner : std::string()},
+                         {"turn", w.is_float() ? turn : std::string()},
                          {"cluster", w.cluster > 1 ? fmt::format("__cluster_dims__({}, 1, 1) ", w.cluster) : ""},
                          {"store", indented(store, 6)}});
   draft.grid.x = group_count(w, tile, spec.device) * w.cluster;
-  draft.threads = tile.threads();
+  draft.threads = threads(w, tile);
   draft.shared_bytes = shared_bytes(w, tile);
   draft.arguments = parameters.arguments();
   draft.tensor_maps = parameters.tensor_maps();
@@ -169,11 +178,13 @@ PartialSums partial_sums(const HaloWgrad& w, const WgradTile& tile, const ir::De
                   {"blocks_x", ceil_div(w.inputs, 64 * tile.column_chunks)},
                   {"block_outputs", 64 * tile.row_chunks},
                   {"block_inputs", 64 * tile.column_chunks},
-                  {"tap_rows", tile.tap_rows}};
+                  {"tap_rows", tile.tap_rows},
+                  {"is_turned", w.is_float() ? 1 : 0}};
   sums.place = R"(const wgrad::Sizes of = {
     static_cast<int>(filter), static_cast<int>(outputs), static_cast<int>(inputs), static_cast<int>(owners),
     static_cast<int>(block_runs), static_cast<int>(blocks_y), static_cast<int>(blocks_x),
-    static_cast<int>(block_outputs), static_cast<int>(block_inputs), static_cast<int>(tap_rows)};
+    static_cast<int>(block_outputs), static_cast<int>(block_inputs), static_cast<int>(tap_rows),
+    static_cast<int>(is_turned)};
 // A thread has runs i to i + 3 of one of the kernel's threads.
 const unsigned threads = static_cast<unsigned>(of.block_runs) / 4, row = static_cast<unsigned>(of.owners);
 const unsigned block = static_cast<unsigned>(run) / threads, thread = static_cast<unsigned>(run) % threads;

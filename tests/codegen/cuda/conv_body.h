@@ -25,7 +25,7 @@ using ir::Value;
 struct Shapes {
   int64_t n, h, w, c, k;
   int64_t taps = 3, pad = 1;
-  bool is_turned = false;  ///< conv_dgrad: c are the gradient's channels, k the image's.
+  bool is_turned = false;     ///< conv_dgrad: c are the gradient's channels, k the image's.
   DType dtype = DType::bf16;  ///< Of images and filters.
 };
 

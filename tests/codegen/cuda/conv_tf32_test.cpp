@@ -3,12 +3,16 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <memory>
 #include <set>
+#include <span>
 
 #include "codegen/cuda/emit/conv_wgmma/problem.h"
 #include "codegen/cuda/emit/conv_wgmma/source.h"
 #include "codegen/cuda/emit/conv_wgmma/tiles.h"
+#include "codegen/cuda/lower_cuda.h"
 #include "codegen/jit/nvrtc.h"
+#include "passes/memory_plan.h"
 #include "tests/codegen/cuda/conv_body.h"
 
 namespace difuse::codegen::cuda {
@@ -176,7 +180,7 @@ TEST(ConvTf32Maps, SayWhereTensorsLie) {
                                         {1, 1, 1, 1}}));
   EXPECT_TRUE(maps[1] ==
               (TensorMapSpec{spec.operands[1], DType::f32, {64, 9, 192}, {256, 9 * 256}, {32, 1, 64}, {1, 1, 1}}));
-  TensorMapSpec result{spec.results[0], DType::f32, {192, 32, 64, 3}, {768, 32 * 768, 64 * 32 * 768},
+  TensorMapSpec result{spec.results[0], DType::f32,  {192, 32, 64, 3}, {768, 32 * 768, 64 * 32 * 768},
                        {32, 8, 16, 1},  {1, 1, 1, 1}};
   EXPECT_TRUE(maps[3] == result);
   result.start = spec.operands[2];
@@ -207,6 +211,25 @@ TEST(ConvTf32, LeavesTheRestToOthers) {
   EXPECT_TRUE(changed(DType::f32, false));
   EXPECT_FALSE(changed(DType::bf16, false));
   EXPECT_FALSE(changed(DType::f32, true));  // Rounded on its way in: a prologue, which the engines have in bf16 alone.
+}
+
+// Rounded values stay so where they are moved, inside a fusion too: a decoder's image is two, one behind the other.
+TEST(ConvTf32, IsChosenWhereWhatItReadsWasRounded) {
+  const auto uses_engines = [](bool rounds_both) {
+    Graph graph("graph"), moved("body");
+    Builder b(graph), inside(moved);
+    const Type half{DType::f32, {2, 8, 8, 32}};
+    moved.set_output("0", inside.concat({inside.input("0", half), inside.input("1", half)}, 3));
+    const Value x = b.round_tf32(b.input("x", half)), y = b.input("y", half);
+    const Value both = graph.add(ir::Op::fusion, {x, rounds_both ? b.round_tf32(y) : y},
+                                 ir::FusionAttrs{ir::Hero::pointwise, std::make_shared<const Graph>(moved)});
+    const Value w = b.round_tf32(b.input("w", {DType::f32, {64, 3, 3, 64}}));
+    graph.set_output("z", b.conv_fprop(both, w, 1, 1));
+    const CudaPlan plan = lower_cuda(graph, passes::plan_memory(graph), h100());
+    return std::ranges::any_of(plan.calls, [](const KernelCall& call) { return !call.tensor_maps.empty(); });
+  };
+  EXPECT_TRUE(uses_engines(true));
+  EXPECT_FALSE(uses_engines(false));
 }
 
 }  // namespace

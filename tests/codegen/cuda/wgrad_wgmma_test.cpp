@@ -97,6 +97,17 @@ std::vector<Case> cases() {
       {"half_wanted", wgrad({2, 8, 9, 24, 24}, After::two_results), 3, {.unwanted = {0}}},
       {"whole_half_wanted", wgrad({2, 8, 8, 24, 24}, After::two_results), 3, {.unwanted = {0}}},
       {"whole_tiny_images", wgrad({9, 3, 5, 16, 72}), 4},
+      // In tf32.
+      {"tf32_low_images", wgrad({6, 8, 8, 36, 68, 3, 1, 1, DType::f32}, After::two_results), 6, {.tf32 = true}},
+      {"tf32_many_low_images", wgrad({33, 8, 8, 40, 72, 3, 1, 1, DType::f32}), 6, {.tf32 = true}},
+      {"tf32_whole_tiles", wgrad({2, 32, 8, 64, 64, 3, 1, 1, DType::f32}), 6, {.tf32 = true}},
+      {"tf32_odd_channels", wgrad({2, 14, 9, 100, 36, 3, 1, 1, DType::f32}, After::scaled), 8, {.tf32 = true}},
+      {"tf32_small_images", wgrad({5, 7, 11, 68, 72, 3, 1, 1, DType::f32}, After::two_results), 14, {.tf32 = true}},
+      {"tf32_large_image", wgrad({1, 48, 80, 20, 36, 3, 1, 1, DType::f32}), 4, {.tf32 = true}},
+      {"tf32_no_border", wgrad({2, 12, 11, 40, 64, 3, 0, 1, DType::f32}), 6, {.tf32 = true}},
+      {"tf32_wide_border", wgrad({1, 9, 6, 40, 64, 3, 2, 1, DType::f32}), 6, {.tf32 = true}},
+      {"tf32_aligned_16", wgrad({1, 8, 9, 24, 24, 3, 1, 1, DType::f32}), 3, {.alignment = 16, .tf32 = true}},
+      {"tf32_one_of_three", wgrad({2, 16, 16, 72, 136, 3, 1, 1, DType::f32}), 12, {.tf32 = true}, 3},
       // A share of the processors: groups with several blocks of the result, and one pair for all.
       {"one_of_three", wgrad({2, 16, 16, 72, 136}, After::scaled), 12, {}, 3},
       {"pointwise_of_four", wgrad({3, 16, 17, 200, 136, 1, 0}), 8, {}, 4},
@@ -108,10 +119,10 @@ class WgradWgmmaCase : public ::testing::TestWithParam<Case> {};
 TEST_P(WgradWgmmaCase, AgreesWithTheReference) {
   const Case& c = GetParam();
   const ir::DeviceSpec device = with_processors(c.processors);
-  const ir::TensorMap inputs = random_inputs(c.body, false);
+  const ir::TensorMap inputs = random_inputs(c.body, c.places.tf32);
   Placed placed = place(c.body, c.places, device);
   placed.spec.members = c.members;
-  expect_reference(c.body, inputs, run_drafts(placed, emitted(placed), inputs, "sm_90a"), false);
+  expect_reference(c.body, inputs, run_drafts(placed, emitted(placed), inputs, "sm_90a"), c.places.tf32);
 }
 
 TEST_P(WgradWgmmaCase, CompilesWithoutSpills) {
@@ -282,6 +293,8 @@ TEST(WgradWgmma, LeavesTheRestToOthers) {
   EXPECT_FALSE(accepts({2, 8, 8, 64, 64, 5, 2}));
   EXPECT_FALSE(accepts({2, 8, 8, 64, 64, 3, 1, 2}));
   EXPECT_FALSE(accepts({2, 8, 8, 64, 64, 3, 1, 1, DType::f32}));
+  EXPECT_TRUE(accepts({2, 8, 8, 64, 64, 3, 1, 1, DType::f32}, "h100", {.tf32 = true}));
+  EXPECT_FALSE(accepts({2, 8, 8, 64, 64, 1, 0, 1, DType::f32}, "h100", {.tf32 = true}));
   EXPECT_FALSE(accepts({2, 8, 8, 64, 64, 3, 1, 1, DType::f16}));
   EXPECT_FALSE(accepts(shapes, "h100", {.alignment = 8}));
 }

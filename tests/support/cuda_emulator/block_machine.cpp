@@ -227,9 +227,7 @@ void BlockMachine::wake(unsigned thread) {
   progress();
 }
 
-float BlockMachine::tensor_core_sum(const double* addends, unsigned count) {
-  return truncated_sum({addends, count});
-}
+float BlockMachine::tensor_core_sum(const double* addends, unsigned count) { return truncated_sum({addends, count}); }
 
 void BlockMachine::named_barrier(int id, int threads, bool waits) {
   NamedBarrier& barrier = named_barriers_.at(static_cast<size_t>(id));

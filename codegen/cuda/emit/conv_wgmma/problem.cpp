@@ -139,7 +139,8 @@ std::optional<HaloConv> halo_conv(const KernelSpec& spec) {
   c.taps = filter.shape[1];
   c.pad = c.is_turned ? c.taps - 1 - node.as<ir::ConvDgradAttrs>().pad : node.as<ir::ConvAttrs>().pad;
   const auto aligned = [&](int input) { return spec.alignment[static_cast<size_t>(input)] >= kEngineAlignment; };
-  if (c.pad < 0 || !takes_halo(c.taps, c.pad, c.inputs, c.outputs, c.batch * c.image_h * c.image_w, ir::size_of(c.dtype)))
+  if (c.pad < 0 ||
+      !takes_halo(c.taps, c.pad, c.inputs, c.outputs, c.batch * c.image_h * c.image_w, ir::size_of(c.dtype)))
     return {};
   if (!std::ranges::all_of(c.image.inputs, aligned) || !aligned(c.filter) ||
       spec.result_alignment[c.result] < kEngineAlignment)
@@ -152,10 +153,9 @@ std::optional<HaloConv> halo_conv(const KernelSpec& spec) {
 }
 
 std::string geometry(const HaloConv& c) {
-  return fmt::format("engines {}{}x{}x{} to {}x{}x{}, filter {}x{}, pad {}{}{}{}",
-                     c.dtype == DType::f32 ? "tf32 " : "", c.image_h, c.image_w, c.inputs,
-                     c.height, c.width, c.outputs, c.taps, c.taps, c.pad, c.is_turned ? ", turned" : "",
-                     c.has_prologue() ? ", prologue" : "",
+  return fmt::format("engines {}{}x{}x{} to {}x{}x{}, filter {}x{}, pad {}{}{}{}", c.dtype == DType::f32 ? "tf32 " : "",
+                     c.image_h, c.image_w, c.inputs, c.height, c.width, c.outputs, c.taps, c.taps, c.pad,
+                     c.is_turned ? ", turned" : "", c.has_prologue() ? ", prologue" : "",
                      c.image.inputs.size() > 1 ? fmt::format(", first {}", c.first_inputs) : "");
 }
 

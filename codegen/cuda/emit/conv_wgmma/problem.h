@@ -19,8 +19,8 @@ struct HaloConv {
     bool over_images;
   };
 
-  ir::Value value;                       ///< The convolution in the body.
-  ir::DType dtype = ir::DType::bf16;     ///< Of image, filter, residual and result: bf16, or f32 rounded to tf32.
+  ir::Value value;                    ///< The convolution in the body.
+  ir::DType dtype = ir::DType::bf16;  ///< Of image, filter, residual and result: bf16, or f32 rounded to tf32.
   ImageOperand image;
   int filter = 0;          ///< Input of the body.
   int residual = -1;       ///< The input of the result's shape that is added, or the like; -1: none.

@@ -14,8 +14,7 @@ namespace {
 
 /// A dense tensor whose dimensions are listed outermost first, and a box of it.
 TensorMapSpec dense_map(ir::DType dtype, const Argument& start, const ir::Shape& shape, std::vector<int64_t> box) {
-  TensorMapSpec map{
-      .start = start, .dtype = dtype, .extents = {shape.rbegin(), shape.rend()}, .box = std::move(box)};
+  TensorMapSpec map{.start = start, .dtype = dtype, .extents = {shape.rbegin(), shape.rend()}, .box = std::move(box)};
   int64_t bytes = ir::size_of(map.dtype);
   for (size_t d = 0; d + 1 < map.extents.size(); ++d) map.strides.push_back(bytes *= map.extents[d]);
   map.steps.assign(map.extents.size(), 1);
@@ -33,8 +32,7 @@ TensorMapSpec image_map(const HaloConv& c, const HaloTile& tile, const Argument&
 /// Of the result, and of what is read like it: a part of its channels.
 TensorMapSpec result_map(const HaloConv& c, const HaloTile& tile, const Argument& start) {
   if (c.is_line())
-    return dense_map(c.dtype, start, {1, 1, c.batch * c.height * c.width, c.outputs},
-                     {c.chunk(), tile.pixels(), 1, 1});
+    return dense_map(c.dtype, start, {1, 1, c.batch * c.height * c.width, c.outputs}, {c.chunk(), tile.pixels(), 1, 1});
   return dense_map(c.dtype, start, {c.batch, c.height, c.width, c.outputs}, {c.chunk(), 8, tile.rows, tile.images});
 }
 
@@ -60,8 +58,8 @@ std::string layout_type(const HaloConv& c, const HaloTile& tile) {
   return fmt::format(
       "conv::Layout<conv::Problem<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>, conv::Tile<{}, {}, {}, {}, {}, {}>>",
       c.is_line() ? 1 : c.height, c.is_line() ? 1 : c.width, c.inputs, c.outputs, c.taps, c.pad, c.is_turned,
-      c.residual >= 0, c.has_prologue(), c.first_inputs, c.has_finish, c.dtype == ir::DType::f32 ? "f32" : "bf16", tile.rows, tile.images, tile.halo_slots,
-      tile.tap_slots, tile.blocks, tile.consumers);
+      c.residual >= 0, c.has_prologue(), c.first_inputs, c.has_finish, c.dtype == ir::DType::f32 ? "f32" : "bf16",
+      tile.rows, tile.images, tile.halo_slots, tile.tap_slots, tile.blocks, tile.consumers);
 }
 
 /// What is done with the sums. Operands are read at coordinates inside the result, though the tile may reach beyond it.

@@ -181,9 +181,10 @@ std::vector<HaloTile> candidates(const HaloConv& conv, const ir::DeviceSpec& dev
       }
     }
   }
-  // Unmeasured, a tile is taken from those that the estimate was fitted to; with a prologue it was to none.
+  // Unmeasured, a tile is taken from those that the estimate was fitted to; with a prologue, or in f32, it was to none.
+  const bool is_fitted = !conv.has_prologue() && conv.dtype == ir::DType::bf16;
   std::ranges::stable_sort(tiles, {}, [&](const HaloTile& tile) {
-    return std::pair(tile.consumers != 2 && !conv.has_prologue(), estimated_cycles(conv, tile, device));
+    return std::pair(tile.consumers != 2 && is_fitted, estimated_cycles(conv, tile, device));
   });
   return tiles;
 }

@@ -31,7 +31,8 @@ constexpr double kMostPairedFlops = 48e9;
 
 void cut(HaloWgrad& w) {
   const int64_t pixels = kUsualBatch * w.height * w.width;
-  w.is_whole = pixels <= kWholePixels;
+  // In f32 a block has all rows of taps: so few blocks take longer than partial sums.
+  w.is_whole = !w.is_float() && pixels <= kWholePixels;
   const double flops = 2.0 * static_cast<double>(pixels) * static_cast<double>(w.outputs * w.inputs * w.taps * w.taps);
   w.cluster = !w.is_whole && flops <= kMostPairedFlops ? 2 : 1;
   if (w.is_line()) {
@@ -42,6 +43,17 @@ void cut(HaloWgrad& w) {
   const int64_t pairs = ceil_div(ceil_div(w.height, ceil_div(w.height, kTileRows)), 2);
   w.rows = 2 * pairs;
   w.images = kTileRows / w.rows;
+  // Each image has a border: two of floats' tiles fit if it is that of one image.
+  if (w.is_float()) w.images = std::clamp((kTileRows + w.taps - 1) / (w.rows + w.taps - 1), int64_t{1}, w.images);
+}
+
+/// Whether the tensor cores multiply such operands as they are: in f32 those that were rounded.
+bool takes_elements(const KernelSpec& spec, const HaloWgrad& w) {
+  if (w.dtype == DType::bf16) return true;
+  const auto is_tf32 = [&](int input) {
+    return static_cast<size_t>(input) < spec.is_tf32.size() && spec.is_tf32[static_cast<size_t>(input)];
+  };
+  return w.dtype == DType::f32 && w.taps == 3 && is_tf32(w.image) && is_tf32(w.gradient);
 }
 
 }  // namespace
@@ -61,15 +73,17 @@ std::optional<HaloWgrad> halo_wgrad(const KernelSpec& spec) {
   const ir::Node& node = body.node(w.value);
   const auto& attrs = node.as<ir::ConvWgradAttrs>();
   const ir::Type &image = body.type(node.operands[0]), &gradient = body.type(node.operands[1]);
-  if (image.dtype != DType::bf16 || gradient.dtype != DType::bf16) return {};
+  w.dtype = image.dtype;
+  if (gradient.dtype != w.dtype) return {};
   if (attrs.stride != 1 || attrs.r != attrs.s || !is_epilogue(body, w.value)) return {};
   w.image = input_number(body.node(node.operands[0])), w.gradient = input_number(body.node(node.operands[1]));
   w.batch = image.shape[0], w.image_h = image.shape[1], w.image_w = image.shape[2], w.inputs = image.shape[3];
   w.height = gradient.shape[1], w.width = gradient.shape[2], w.outputs = gradient.shape[3];
   w.taps = attrs.r, w.pad = attrs.pad, w.members = spec.members;
+  if (!takes_elements(spec, w)) return {};
   const auto aligned = [&](int input) { return spec.alignment[static_cast<size_t>(input)] >= kEngineAlignment; };
   const int64_t pixels = w.batch * std::max(w.image_h * w.image_w, w.height * w.width);
-  if (!takes_halo(w.taps, w.pad, w.inputs, w.outputs, pixels, ir::size_of(DType::bf16))) return {};
+  if (!takes_halo(w.taps, w.pad, w.inputs, w.outputs, pixels, ir::size_of(w.dtype))) return {};
   if (!aligned(w.image) || !aligned(w.gradient) || sum_lanes(spec, w.value) != 4) return {};
   cut(w);
   return w;
@@ -78,8 +92,8 @@ std::optional<HaloWgrad> halo_wgrad(const KernelSpec& spec) {
 std::string geometry(const HaloWgrad& w) {
   std::string_view kind = w.is_whole ? ", whole" : "";
   if (w.cluster > 1) kind = ", pairs";
-  return fmt::format("engines {}x{}x{} by {}x{}x{}, filter {}x{}, pad {}{}", w.image_h, w.image_w, w.inputs, w.height,
-                     w.width, w.outputs, w.taps, w.taps, w.pad, kind);
+  return fmt::format("engines {}{}x{}x{} by {}x{}x{}, filter {}x{}, pad {}{}", w.is_float() ? "tf32 " : "", w.image_h,
+                     w.image_w, w.inputs, w.height, w.width, w.outputs, w.taps, w.taps, w.pad, kind);
 }
 
 }  // namespace difuse::codegen::cuda

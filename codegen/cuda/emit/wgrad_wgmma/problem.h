@@ -10,7 +10,8 @@
 namespace difuse::codegen::cuda {
 
 struct HaloWgrad {
-  ir::Value value;  ///< The gradient in the body.
+  ir::Value value;                    ///< The gradient in the body.
+  ir::DType dtype = ir::DType::bf16;  ///< Of x and dy: bf16, or f32 rounded to tf32.
   int image = 0,
       gradient = 0;  ///< Inputs of the body: x, and dy, which is as high and wide as the convolution's result.
 
@@ -35,6 +36,7 @@ struct HaloWgrad {
   /// Equal problems that run at once, each on its share of the processors.
   int64_t members = 1;
 
+  bool is_float() const { return dtype == ir::DType::f32; }
   /// A filter of one tap sees all pixels of all images as one line.
   bool is_line() const { return taps == 1; }
   int64_t pixels() const { return 8 * rows * images; }
@@ -46,8 +48,9 @@ struct HaloWgrad {
 };
 
 /// A stride-1 conv_wgrad in bf16 with a filter of 1 x 1 or 3 x 3 and channel counts that are multiples of 8 (a row of
-/// the copy engine's is a multiple of 16 bytes), whose results can be computed in runs of four elements. Nothing for
-/// what is left to the other emitters.
+/// the copy engine's is a multiple of 16 bytes), whose results can be computed in runs of four elements. Or one of f32
+/// operands that are rounded to tf32 in memory, with a filter of 3 x 3 and multiples of 4 channels. Nothing for what is
+/// left to the other emitters.
 std::optional<HaloWgrad> halo_wgrad(const KernelSpec& spec);
 
 /// What is the same at every batch, in one line: "engines 64x64x128 by 64x64x64, filter 3x3, pad 1, whole".

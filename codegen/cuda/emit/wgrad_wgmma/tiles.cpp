@@ -29,12 +29,17 @@ int64_t columns(const HaloWgrad& w, const WgradTile& tile) { return w.is_line() 
 
 int64_t loaded_bytes(const HaloWgrad& w, const WgradTile& tile) {
   const int64_t x = tile.column_chunks * w.images * (w.rows + tile.tap_rows - 1) * (8 + w.taps - 1) * 128;
+  // In f32 64 channels are two parts, and dy lies there twice, once turned.
+  if (w.is_float()) return 2 * ceil_div(x, 1024) * 1024 + 2 * w.pixels() * 128 + ceil_div(w.pixels(), 32) * 8192;
   return ceil_div(x, 1024) * 1024 + tile.row_chunks * w.pixels() * 128;
 }
 
+/// Of floats' tiles, which take twice as long, no more than two may fit.
+int64_t least_slots(const HaloWgrad& w) { return w.is_float() ? 2 : kLeastSlots; }
+
 /// Of the tensor cores, for one tile and one block of the result.
 int64_t unit_cycles(const HaloWgrad& w, const WgradTile& tile) {
-  return w.pixels() / 16 * tile.consumers() * columns(w, tile) / 2;
+  return w.pixels() / (w.is_float() ? 8 : 16) * tile.consumers() * columns(w, tile) / 2;
 }
 
 /// As many as fit.
@@ -63,7 +68,7 @@ WgradTile dealt_tile(const HaloWgrad& w) {
 
 bool has_registers(const HaloWgrad& w, const WgradTile& tile) {
   constexpr int64_t kAll = 65536, kMost = 232, kOthers = 96;  // Besides the sums.
-  return columns(w, tile) / 2 + kOthers <= std::min(kMost, kAll / tile.blocks / tile.threads() / 8 * 8);
+  return columns(w, tile) / 2 + kOthers <= std::min(kMost, kAll / tile.blocks / threads(w, tile) / 8 * 8);
 }
 
 std::vector<WgradTile> whole_candidates(const HaloWgrad& w, const ir::DeviceSpec& device) {
@@ -101,7 +106,13 @@ int64_t block_count(const HaloWgrad& w, const WgradTile& tile) {
 
 int64_t block_sums(const HaloWgrad& w, const WgradTile& tile) { return tile.consumers() * 64 * columns(w, tile); }
 
-int64_t shared_bytes(const HaloWgrad& w, const WgradTile& tile) { return tile.slots * (loaded_bytes(w, tile) + 2 * 8); }
+int threads(const HaloWgrad& w, const WgradTile& tile) {
+  return static_cast<int>(128 * tile.consumers() + (w.is_float() ? 128 : 32));
+}
+
+int64_t shared_bytes(const HaloWgrad& w, const WgradTile& tile) {
+  return tile.slots * (loaded_bytes(w, tile) + (w.is_float() ? 3 : 2) * 8);
+}
 
 int64_t group_count(const HaloWgrad& w, const WgradTile& tile, const ir::DeviceSpec& device) {
   const int64_t blocks = block_count(w, tile);
@@ -138,9 +149,9 @@ std::vector<WgradTile> candidates(const HaloWgrad& w, const ir::DeviceSpec& devi
   WgradTile tile = dealt_tile(w);
   std::vector<WgradTile> tiles;
   const int64_t most = most_slots(w, tile, device);
-  for (const int64_t slots : {most, most - 1, kLeastSlots}) {
+  for (const int64_t slots : {most, most - 1, least_slots(w)}) {
     tile.slots = slots;
-    if (slots >= kLeastSlots && std::ranges::find(tiles, tile) == tiles.end()) tiles.push_back(tile);
+    if (slots >= least_slots(w) && std::ranges::find(tiles, tile) == tiles.end()) tiles.push_back(tile);
   }
   return tiles;
 }

@@ -19,13 +19,14 @@ struct WgradTile {
 
   /// Warpgroups that multiply.
   int64_t consumers() const { return row_chunks * tap_rows; }
-  int threads() const { return static_cast<int>(128 * consumers() + 32); }
   bool operator==(const WgradTile&) const = default;
 };
 
 /// "1x1 chunks 3 tap rows 5 slots 1 blocks"
 std::string to_string(const WgradTile& tile);
 
+/// Of a block of the kernel.
+int threads(const HaloWgrad& wgrad, const WgradTile& tile);
 /// Of the result.
 int64_t block_count(const HaloWgrad& wgrad, const WgradTile& tile);
 /// Of a block of the result, as floats.

@@ -132,20 +132,20 @@ EMULATED_ENGINE void multiply(float* d, unsigned columns, const Matrix& a, const
   multiply_rows(d, columns, rows, b, accumulate);
 }
 
+EMULATED_ENGINE double tf32_of(unsigned bits) { return static_cast<double>(__uint_as_float(bits & ~0x1fffu)); }
+EMULATED_ENGINE double float_element(const Matrix& m, unsigned row, unsigned k) {
+  const unsigned place = m.start + row / 8 * m.stride + row % 8 * m.row_bytes + k * 4;
+  return tf32_of(*reinterpret_cast<const unsigned*>(
+      emulator::machine->shared_pointer(exchanged(place, m.row_bytes), 4)));
+}
+
 /// The same of floats with k along the rows, 8 of k in tf32, which cuts off what it adds.
-EMULATED_ENGINE void multiply_floats(float* d, unsigned columns, const Matrix& a, const Matrix& b, bool accumulate) {
-  const auto at = [](const Matrix& m, unsigned row, unsigned k) {
-    const unsigned place = m.start + row / 8 * m.stride + row % 8 * m.row_bytes + k * 4;
-    const auto* const bits = reinterpret_cast<const unsigned*>(
-        emulator::machine->shared_pointer(exchanged(place, m.row_bytes), 4));
-    return static_cast<double>(__uint_as_float(*bits & ~0x1fffu));
-  };
-  const unsigned lane = emulator::machine->lane, warp = emulator::machine->thread_index.x / 32 % 4;
-  double rows[2][8];
-  for (unsigned i = 0; i < 16; ++i) rows[i / 8][i % 8] = at(a, warp * 16 + lane / 4 + i / 8 * 8, i % 8);
+EMULATED_ENGINE void multiply_float_rows(float* d, unsigned columns, const double (&rows)[2][8], const Matrix& b,
+                                         bool accumulate) {
+  const unsigned lane = emulator::machine->lane;
   for (unsigned i = 0; i < columns / 4; ++i) {
     double column[8], addends[9];
-    for (unsigned k = 0; k < 8; ++k) column[k] = at(b, i / 2 * 8 + lane % 4 * 2 + i % 2, k);
+    for (unsigned k = 0; k < 8; ++k) column[k] = float_element(b, i / 2 * 8 + lane % 4 * 2 + i % 2, k);
     for (unsigned half = 0; half < 2; ++half) {
       float& sum = d[i / 2 * 4 + half * 2 + i % 2];
       for (unsigned k = 0; k < 8; ++k) addends[k] = rows[half][k] * column[k];
@@ -153,6 +153,22 @@ EMULATED_ENGINE void multiply_floats(float* d, unsigned columns, const Matrix& a
       sum = emulator::machine->tensor_core_sum(addends, 9);
     }
   }
+}
+
+EMULATED_ENGINE void multiply_floats(float* d, unsigned columns, const Matrix& a, const Matrix& b, bool accumulate) {
+  const unsigned lane = emulator::machine->lane, warp = emulator::machine->thread_index.x / 32 % 4;
+  double rows[2][8];
+  for (unsigned i = 0; i < 16; ++i) rows[i / 8][i % 8] = float_element(a, warp * 16 + lane / 4 + i / 8 * 8, i % 8);
+  multiply_float_rows(d, columns, rows, b, accumulate);
+}
+inline void multiply_held_floats(float* d, unsigned columns, const unsigned (&a)[4], const Matrix& b) {
+  double rows[2][8];
+  for (int i = 0; i < 4; ++i) {
+    for (int owner = 0; owner < 4; ++owner) {
+      rows[i % 2][i / 2 * 4 + owner] = tf32_of(__shfl_sync(~0u, a[i], owner, 4));
+    }
+  }
+  multiply_float_rows(d, columns, rows, b, true);
 }
 
 /// The same, each thread of a quad holding some of a's columns.
@@ -222,6 +238,11 @@ inline void fence_shared_for_engines() {}
 EMULATED_ENGINE void slot_store(unsigned address, float x) {
   *reinterpret_cast<float*>(emulator::machine->shared_pointer(address, 4)) = x;
 }
+EMULATED_ENGINE void slot_store(unsigned address, float a, float b, float c, float d) {
+  if (address % 16 != 0) emulator::machine->fail("16 bytes to an address that is no multiple of 16", nullptr, 0);
+  auto* const to = reinterpret_cast<float*>(emulator::machine->shared_pointer(address, 16));
+  to[0] = a, to[1] = b, to[2] = c, to[3] = d;
+}
 EMULATED_ENGINE float slot_load(unsigned address) {
   return *reinterpret_cast<const float*>(emulator::machine->shared_pointer(address, 4));
 }
@@ -277,4 +298,7 @@ template <int sums>
 inline void multiply_tf32(float (&d)[sums], unsigned long long a, unsigned long long b, bool accumulate) {
   static_assert(sums == 32 || sums == 64 || sums == 128);
   emulated::multiply_floats(d, sums * 2, emulated::matrix_of(a, true), emulated::matrix_of(b, true), accumulate);
+}
+inline void multiply_tf32(float (&d)[32], const unsigned (&a)[4], unsigned long long b) {
+  emulated::multiply_held_floats(d, 64, a, emulated::matrix_of(b, true));
 }
