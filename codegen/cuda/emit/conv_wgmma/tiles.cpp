@@ -25,18 +25,23 @@ int64_t room_of(int64_t blocks, const ir::DeviceSpec& device) {
   return (device.shared_memory_bytes + kReserved) / blocks - kReserved;
 }
 
+/// Works that have the same pixels.
+int64_t output_works(const HaloConv& conv, const HaloTile& tile) {
+  return ceil_div(conv.outputs, 64 * tile.output_chunks());
+}
+
 /// Whether the producer's registers go to the consumers.
 bool shares_registers(const HaloTile& tile) { return tile.blocks == 1 && tile.consumers > 1; }
 
 /// Warpgroups.
 int64_t transformers(const HaloConv& conv, const HaloTile& tile) {
-  return conv.has_prologue() ? (tile.blocks == 1 ? 2 : 1) : 0;
+  return conv.has_prologue() ? (tile.blocks == 1 && tile.consumers < 3 ? 2 : 1) : 0;
 }
 
 /// Registers of a consumer's thread: what the others leave of all (device/conv_wgmma.cuh), or an equal share.
 int64_t registers_of(const HaloConv& conv, const HaloTile& tile) {
-  constexpr int64_t kAll = 65536, kMost = 232, kOfThree = 160, kBesideTransformers = 144;
-  if (conv.has_prologue() && shares_registers(tile)) return kBesideTransformers;
+  constexpr int64_t kAll = 65536, kMost = 232, kOfThree = 160, kBesideTransformers = 144, kThreeBeside = 120;
+  if (conv.has_prologue() && shares_registers(tile)) return tile.consumers == 3 ? kThreeBeside : kBesideTransformers;
   if (!conv.has_prologue() && tile.blocks == 1) return tile.consumers == 3 ? kOfThree : kMost;
   return std::min(kMost, kAll / tile.blocks / threads(conv, tile) / 8 * 8);
 }
@@ -54,18 +59,18 @@ void add_resident(std::vector<HaloTile>& tiles, const HaloConv& conv, HaloTile t
   while (tile.halo_slots > 0 && shared_bytes(conv, tile) > room) --tile.halo_slots;
   // Each transformer has slots of its own.
   if (conv.has_prologue()) tile.halo_slots -= tile.halo_slots % transformers(conv, tile);
-  // One halo for each consumer, and one on its way.
-  if (tile.halo_slots > tile.consumers) tiles.push_back(tile);
+  // One halo in use for each tile of pixels, and one on its way.
+  if (tile.halo_slots > tile.halos()) tiles.push_back(tile);
 }
 
-/// Two halos for each consumer, or three; one where it needs no other for the tile, and another block has work
+/// Two halos for each tile of pixels, or three; one where it needs no other for the tile, and another block has work
 /// meanwhile. What is left goes to the taps.
 void add_ring(std::vector<HaloTile>& tiles, const HaloConv& conv, HaloTile tile, int64_t room) {
   const int64_t most = std::min(kMostTapSlots, all_taps(conv) - 1), least = std::min(kLeastTapSlots, most);
   if (most < 2) return;  // A tap is given back when the next one has begun.
   const auto add = [&](int64_t halos) {
-    if (conv.has_prologue() && halos * tile.consumers % transformers(conv, tile) != 0) return false;
-    tile.halo_slots = halos * tile.consumers, tile.tap_slots = most;
+    if (conv.has_prologue() && halos * tile.halos() % transformers(conv, tile) != 0) return false;
+    tile.halo_slots = halos * tile.halos(), tile.tap_slots = most;
     while (tile.tap_slots > 0 && shared_bytes(conv, tile) > room) --tile.tap_slots;
     if (tile.tap_slots < least) return false;
     tiles.push_back(tile);
@@ -79,15 +84,15 @@ void add_ring(std::vector<HaloTile>& tiles, const HaloConv& conv, HaloTile tile,
 /// pixels in one instruction.
 bool transforms_beside(const HaloConv& conv, const HaloTile& tile) {
   constexpr int64_t kTransformer = 96;
-  if (shares_registers(tile)) return tile.consumers == 2 && tile.rows < 32;
+  if (shares_registers(tile)) return (tile.consumers == 2 || tile.shares_halo) && tile.rows < 32;
   return registers_of(conv, tile) >= kTransformer;
 }
 
 }  // namespace
 
 std::string to_string(const HaloTile& t) {
-  return fmt::format("8x{}x{} {} consumers {} halos {} taps {} blocks", t.rows, t.images, t.consumers, t.halo_slots,
-                     t.tap_slots, t.blocks);
+  return fmt::format("8x{}x{} {} consumers {} halos {} taps {} blocks{}", t.rows, t.images, t.consumers, t.halo_slots,
+                     t.tap_slots, t.blocks, t.shares_halo ? ", shared halos" : "");
 }
 
 int threads(const HaloConv& conv, const HaloTile& tile) {
@@ -102,8 +107,10 @@ int64_t halo_bytes(const HaloConv& conv, const HaloTile& tile) {
 }
 
 int64_t shared_bytes(const HaloConv& conv, const HaloTile& tile) {
-  return tile.halo_slots * halo_slot(conv, tile) + tile.tap_slots * kTapBytes +
-         8 * ((conv.has_prologue() ? 3 : 2) * tile.halo_slots + 2 * tile.tap_slots) +
+  const int64_t results = tile.shares_halo ? tile.consumers : 0, operands = conv.residual < 0 ? 0 : results;
+  return tile.halo_slots * halo_slot(conv, tile) + tile.tap_slots * tile.output_chunks() * kTapBytes +
+         results * tile.pixels() * 128 +
+         8 * ((conv.has_prologue() ? 3 : 2) * tile.halo_slots + 2 * tile.tap_slots + operands) +
          (conv.has_finish ? 8 + transformers(conv, tile) * tile.images * conv.inputs * 2 * 4 : 0);
 }
 
@@ -111,13 +118,13 @@ int64_t work_count(const HaloConv& conv, const HaloTile& tile, int64_t batch) {
   const int64_t tiles = conv.is_line()
                             ? ceil_div(batch * conv.height * conv.width, tile.pixels())
                             : ceil_div(conv.width, 8) * ceil_div(conv.height, tile.rows) * ceil_div(batch, tile.images);
-  return ceil_div(tiles, tile.consumers) * ceil_div(conv.outputs, 64);
+  return ceil_div(tiles, tile.halos()) * output_works(conv, tile);
 }
 
 int64_t block_count(const HaloConv& conv, const HaloTile& tile, int64_t works, const ir::DeviceSpec& device) {
   const int64_t blocks = std::min(works, tile.blocks * device.processors);
   // With the taps resident, a block's work is always of the same output channels.
-  const int64_t unit = is_resident(conv, tile) ? ceil_div(conv.outputs, 64) : 1;
+  const int64_t unit = is_resident(conv, tile) ? output_works(conv, tile) : 1;
   return std::max(blocks / unit, int64_t{1}) * unit;
 }
 
@@ -137,40 +144,44 @@ double estimated_cycles(const HaloConv& conv, const HaloTile& tile, const ir::De
   const int64_t steps = ceil_div(conv.inputs, 16) * conv.taps * conv.taps;
   const auto halo = static_cast<double>(halo_bytes(conv, tile)), pixels = static_cast<double>(tile.pixels());
   const double product = static_cast<double>(steps * tile.consumers) * pixels / 2 * (tile.rows == 8 ? 1.1 : 1.0);
-  const auto taps = static_cast<double>(all_taps(conv) * kTapBytes);
+  const auto taps = static_cast<double>(all_taps(conv) * tile.output_chunks() * kTapBytes);
   const double results = pixels * 128 * (conv.residual < 0 ? 1 : 2);
-  const double bytes = static_cast<double>(tile.consumers) * (static_cast<double>(conv.chunks()) * halo + results) +
-                       (resident ? 0 : taps);
+  const double bytes = static_cast<double>(tile.halos() * conv.chunks()) * halo +
+                       static_cast<double>(tile.consumers) * results + (resident ? 0 : taps);
 
   // A prologue's special functions, two for an element, take 8 cycles for a pixel's 64 channels; and what holds them
   // up.
   const double transform = conv.has_prologue() ? halo / 128 * 12 : 0;
-  const double compute = std::max(product, transform * static_cast<double>(tile.consumers * conv.chunks()));
+  const double compute = std::max(product, transform * static_cast<double>(tile.halos() * conv.chunks()));
 
   // Between two works: where they take turns, one consumer stores while another multiplies.
-  const bool in_turns = resident && tile.consumers > 1;
+  const bool in_turns = resident && tile.halos() > 1;
   double between = in_turns ? 900 : 12 * pixels;
   if (conv.residual >= 0) between += (in_turns ? 20 : 16) * pixels;
   if (company > 1) between *= 1.2;
-  if (!resident && tile.halo_slots == tile.consumers) between += halo / rate + 1000;
+  if (!resident && tile.halo_slots == tile.halos()) between += halo / rate + 1000;
   // More halos than one in use and one on its way are for when the estimate is wrong.
-  const double deep = !resident && tile.halo_slots > 2 * tile.consumers ? 1.03 : 1.0;
+  const double deep = !resident && tile.halo_slots > 2 * tile.halos() ? 1.03 : 1.0;
   return deep * (kLaunch + halo / rate + transform + rounds * (std::max(compute, bytes / rate) * company + between) +
                  14 * pixels);
 }
 
 std::vector<HaloTile> candidates(const HaloConv& conv, const ir::DeviceSpec& device) {
   std::vector<HaloTile> tiles;
-  // Blocks of a processor, and consumers.
-  constexpr std::pair<int64_t, int64_t> kTeams[] = {{1, 2}, {2, 2}, {1, 3}, {1, 1}, {2, 1}, {3, 1}};
-  for (const auto& [blocks, consumers] : kTeams) {
+  struct Team {
+    int64_t blocks, consumers;  ///< Blocks of a processor.
+    bool shares_halo = false;
+  };
+  constexpr Team kTeams[] = {{1, 2}, {2, 2}, {1, 3}, {1, 1}, {2, 1}, {3, 1}, {1, 2, true}, {2, 2, true}, {1, 3, true}};
+  for (const auto& [blocks, consumers, shares_halo] : kTeams) {
+    if (shares_halo && ceil_div(conv.outputs, 64) % consumers != 0) continue;  // Some would have none.
     const int64_t room = room_of(blocks, device);
     for (const int64_t rows : {32, 16, 8}) {
       for (int64_t images = 1; rows * images * 8 <= 256; images *= 2) {
         // Several images only where one tile covers an image's height.
         if (images > 1 && (conv.is_line() || rows < conv.height)) break;
         if (conv.has_strips() && rows % ir::kStripHeight != 0 && rows < conv.height) break;  // No whole strips.
-        const HaloTile shape{rows, images, 0, 0, blocks, consumers};
+        const HaloTile shape{rows, images, 0, 0, blocks, consumers, shares_halo};
         if (needed_registers(conv, shape) > registers_of(conv, shape)) break;
         if (conv.has_prologue() && !transforms_beside(conv, shape)) break;
         add_resident(tiles, conv, shape, room);
@@ -180,7 +191,8 @@ std::vector<HaloTile> candidates(const HaloConv& conv, const ir::DeviceSpec& dev
   }
   // Unmeasured, a tile is taken from those that the estimate was fitted to; with a prologue it was to none.
   std::ranges::stable_sort(tiles, {}, [&](const HaloTile& tile) {
-    return std::pair(tile.consumers != 2 && !conv.has_prologue(), estimated_cycles(conv, tile, device));
+    return std::pair((tile.consumers != 2 || tile.shares_halo) && !conv.has_prologue(),
+                     estimated_cycles(conv, tile, device));
   });
   return tiles;
 }
