@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "codegen/cuda/source/extents.h"
@@ -55,12 +56,18 @@ int64_t needed_registers(const HaloConv& conv, const HaloTile& tile) {
 }
 
 void add_resident(std::vector<HaloTile>& tiles, const HaloConv& conv, HaloTile tile, int64_t room) {
-  tile.tap_slots = all_taps(conv), tile.halo_slots = kMostHaloSlots;
-  while (tile.halo_slots > 0 && shared_bytes(conv, tile) > room) --tile.halo_slots;
-  // Each transformer has slots of its own.
-  if (conv.has_prologue()) tile.halo_slots -= tile.halo_slots % transformers(conv, tile);
+  tile.tap_slots = all_taps(conv);
+  const auto add = [&](int64_t least, int64_t most) {
+    tile.halo_slots = most;
+    while (tile.halo_slots > 0 && shared_bytes(conv, tile) > room) --tile.halo_slots;
+    // Each transformer has slots of its own.
+    if (conv.has_prologue()) tile.halo_slots -= tile.halo_slots % transformers(conv, tile);
+    if (tile.halo_slots >= least) tiles.push_back(tile);
+  };
   // One halo in use for each tile of pixels, and one on its way.
-  if (tile.halo_slots > tile.halos()) tiles.push_back(tile);
+  add(tile.halos() + 1, kMostHaloSlots);
+  // All that a single tap reads may be on its way at once.
+  if (conv.taps == 1) add(kMostHaloSlots + 1, std::min(kMostTapSlots, conv.chunks()));
 }
 
 /// Two halos for each tile of pixels, or three; one where it needs no other for the tile, and another block has work
@@ -78,6 +85,15 @@ void add_ring(std::vector<HaloTile>& tiles, const HaloConv& conv, HaloTile tile,
   };
   if (!add(2) && tile.blocks > 1 && conv.chunks() == 1) add(1);
   if (conv.chunks() > 2) add(3);
+  if (conv.taps > 1) return;
+  // Of a single tap as many are on their way as of its halos.
+  for (int64_t slots = most; slots > 3; --slots) {
+    tile.halo_slots = slots * tile.halos(), tile.tap_slots = slots;
+    if (conv.has_prologue() && tile.halo_slots % transformers(conv, tile) != 0) continue;
+    if (shared_bytes(conv, tile) > room) continue;
+    tiles.push_back(tile);
+    break;
+  }
 }
 
 /// Whether a block has the registers for transformers. With so many threads the compiler refuses the product of 256
@@ -87,6 +103,83 @@ bool transforms_beside(const HaloConv& conv, const HaloTile& tile) {
   if (shares_registers(tile)) return (tile.consumers == 2 || tile.shares_halo) && tile.rows < 32;
   return registers_of(conv, tile) >= kTransformer;
 }
+
+/// What the estimates are made of: cycles and bytes of a work, of which blocks have `rounds` each.
+struct Costs {
+  const HaloConv& conv;
+  const HaloTile& tile;
+  double rounds, company;  ///< `company`: blocks of a processor.
+  double processors;       ///< That have any.
+  bool is_resident, in_turns;
+  double halo, pixels;  ///< Bytes of a halo; pixels of a consumer's tile.
+  double product;       ///< An instruction of N pixels takes N / 2 cycles.
+  double transform;     ///< Of one halo.
+  double taps, bytes;   ///< Bytes of all taps, and of what a work reads and writes.
+
+  Costs(const HaloConv& of, const HaloTile& with, const ir::DeviceSpec& device, int64_t batch)
+      : conv(of), tile(with), is_resident(cuda::is_resident(of, with)), in_turns(is_resident && with.halos() > 1) {
+    // A warpgroup of transformers takes so many for a pixel's 64 channels, and holds up the products meanwhile.
+    constexpr double kTransform = 17;
+    const int64_t works = work_count(conv, tile, batch), blocks = block_count(conv, tile, works, device);
+    rounds = static_cast<double>(ceil_div(works, blocks));
+    company = static_cast<double>(ceil_div(blocks, device.processors));
+    processors = static_cast<double>(std::min(blocks, device.processors));
+    halo = static_cast<double>(halo_bytes(conv, tile)), pixels = static_cast<double>(tile.pixels());
+    const int64_t steps = ceil_div(conv.inputs, 16) * conv.taps * conv.taps;
+    product = static_cast<double>(steps * tile.consumers) * pixels / 2;
+    const double warpgroups = company * static_cast<double>(transformers(conv, tile));
+    transform = conv.has_prologue() ? halo / 128 * kTransform / warpgroups : 0;
+    taps = static_cast<double>(all_taps(conv) * tile.output_chunks() * kTapBytes);
+    const double results = pixels * 128 * (conv.residual < 0 ? 1 : 2);
+    bytes = static_cast<double>(tile.halos() * conv.chunks()) * halo + static_cast<double>(tile.consumers) * results +
+            (is_resident ? 0 : taps);
+  }
+
+  double transforms() const { return transform * static_cast<double>(tile.halos() * conv.chunks()); }
+
+  /// Fitted to the times of 173 candidates of two consumers for 14 shapes on an H200, with and without a residual: 12 %
+  /// off, and what it chooses is 0.4 % slower than the fastest.
+  double of_window() const {
+    // Bytes a cycle from L2, of all processors together and of one.
+    constexpr double kSharedRate = 4500, kOwnRate = 90, kLaunch = 4500;
+    const double rate = std::min(kOwnRate, kSharedRate / processors);
+    // Instructions of 64 pixels are bound by what they read.
+    const double compute = product * (tile.rows == 8 ? 1.1 : 1.0) + transforms();
+    // Between two works: where they take turns, one consumer stores while another multiplies.
+    double between = in_turns ? 900 : 12 * pixels;
+    if (conv.residual >= 0) between += (in_turns ? 20 : 16) * pixels;
+    if (company > 1) between *= 1.2;
+    if (!is_resident && tile.halo_slots == tile.halos()) between += halo / rate + 1000;
+    // More halos than one in use and one on its way are for when the estimate is wrong.
+    const double deep = !is_resident && tile.halo_slots > 2 * tile.halos() ? 1.03 : 1.0;
+    return deep * (kLaunch + halo / rate + transform + rounds * (std::max(compute, bytes / rate) * company + between) +
+                   14 * pixels);
+  }
+
+  /// A single tap reads what it multiplies once: it is bound by bytes, and by how many of them are on their way. Fitted
+  /// to the times of 210 candidates for 7 shapes: 8 % off, and what it chooses is 2 % slower than the fastest.
+  double of_single_tap() const {
+    constexpr double kSharedRate = 6500, kOwnRate = 64, kLatency = 1270, kLaunch = 7900;
+    const double rate = std::min(kOwnRate, kSharedRate / processors);
+    const double compute = product * (tile.rows == 8 ? 1.38 : 1.0) + transforms();
+    // What is on its way: slots but those in use.
+    const auto copies = static_cast<double>(tile.halos() * conv.chunks());
+    double wait = copies * kLatency / static_cast<double>(tile.halo_slots - (is_resident ? 1 : tile.halos()));
+    if (!is_resident) {
+      wait = std::max(wait, static_cast<double>(conv.chunks()) * kLatency / static_cast<double>(tile.tap_slots - 1));
+    }
+    // A block alone; where they take turns, one consumer stores while another multiplies.
+    const double between = (in_turns ? 510 : 2 * pixels) + (conv.residual < 0 ? 0 : 21 * pixels);
+    double alone = std::max(compute, wait) + between;
+    if (in_turns) alone = std::max(alone, compute + 490 * static_cast<double>(tile.consumers));
+    // Neither the processor's products nor its bytes are hidden whole behind the largest of the three.
+    constexpr double kNorm = 2.4;
+    const double work =
+        std::pow(std::pow(company * bytes / rate, kNorm) + std::pow(company * compute, kNorm) + std::pow(alone, kNorm),
+                 1 / kNorm);
+    return kLaunch + (is_resident ? company * taps / rate : 0) + rounds * work + 6 * pixels;
+  }
+};
 
 }  // namespace
 
@@ -129,41 +222,8 @@ int64_t block_count(const HaloConv& conv, const HaloTile& tile, int64_t works, c
 }
 
 double estimated_cycles(const HaloConv& conv, const HaloTile& tile, const ir::DeviceSpec& device, int64_t batch) {
-  // Fitted to the times of 173 candidates of two consumers for 14 shapes on an H200, with and without a residual: 12 %
-  // off, and what it chooses is 0.4 % slower than the fastest. Bytes a cycle from L2, of all processors together and of
-  // one:
-  constexpr double kSharedRate = 4500, kOwnRate = 90;
-  constexpr double kLaunch = 4500;
-  const int64_t works = work_count(conv, tile, batch), blocks = block_count(conv, tile, works, device);
-  const auto rounds = static_cast<double>(ceil_div(works, blocks));
-  const auto company = static_cast<double>(ceil_div(blocks, device.processors));
-  const double rate = std::min(kOwnRate, kSharedRate / static_cast<double>(std::min(blocks, device.processors)));
-  const bool resident = is_resident(conv, tile);
-
-  // An instruction of N pixels takes N / 2 cycles; those of 64 pixels are bound by what they read.
-  const int64_t steps = ceil_div(conv.inputs, 16) * conv.taps * conv.taps;
-  const auto halo = static_cast<double>(halo_bytes(conv, tile)), pixels = static_cast<double>(tile.pixels());
-  const double product = static_cast<double>(steps * tile.consumers) * pixels / 2 * (tile.rows == 8 ? 1.1 : 1.0);
-  const auto taps = static_cast<double>(all_taps(conv) * tile.output_chunks() * kTapBytes);
-  const double results = pixels * 128 * (conv.residual < 0 ? 1 : 2);
-  const double bytes = static_cast<double>(tile.halos() * conv.chunks()) * halo +
-                       static_cast<double>(tile.consumers) * results + (resident ? 0 : taps);
-
-  // A prologue's special functions, two for an element, take 8 cycles for a pixel's 64 channels; and what holds them
-  // up.
-  const double transform = conv.has_prologue() ? halo / 128 * 12 : 0;
-  const double compute = std::max(product, transform * static_cast<double>(tile.halos() * conv.chunks()));
-
-  // Between two works: where they take turns, one consumer stores while another multiplies.
-  const bool in_turns = resident && tile.halos() > 1;
-  double between = in_turns ? 900 : 12 * pixels;
-  if (conv.residual >= 0) between += (in_turns ? 20 : 16) * pixels;
-  if (company > 1) between *= 1.2;
-  if (!resident && tile.halo_slots == tile.halos()) between += halo / rate + 1000;
-  // More halos than one in use and one on its way are for when the estimate is wrong.
-  const double deep = !resident && tile.halo_slots > 2 * tile.halos() ? 1.03 : 1.0;
-  return deep * (kLaunch + halo / rate + transform + rounds * (std::max(compute, bytes / rate) * company + between) +
-                 14 * pixels);
+  const Costs costs(conv, tile, device, batch);
+  return conv.taps == 1 ? costs.of_single_tap() : costs.of_window();
 }
 
 std::vector<HaloTile> candidates(const HaloConv& conv, const ir::DeviceSpec& device) {
@@ -190,8 +250,9 @@ std::vector<HaloTile> candidates(const HaloConv& conv, const ir::DeviceSpec& dev
     }
   }
   // Unmeasured, a tile is taken from those that the estimate was fitted to; with a prologue it was to none.
+  const bool is_fitted_to_all = conv.taps == 1 || conv.has_prologue();
   std::ranges::stable_sort(tiles, {}, [&](const HaloTile& tile) {
-    return std::pair((tile.consumers != 2 || tile.shares_halo) && !conv.has_prologue(),
+    return std::pair((tile.consumers != 2 || tile.shares_halo) && !is_fitted_to_all,
                      estimated_cycles(conv, tile, device));
   });
   return tiles;
