@@ -391,6 +391,7 @@ TEST(ConvWgmmaTiles, AreThoseThatWereMeasuredToBeFast) {
     Shapes shapes;
     After after;
     const char* best;
+    Before before = Before::nothing;
   };
   constexpr Row kRows[] = {
       {{32, 64, 64, 64, 64}, After::nothing, "8x16x1 2 consumers 6 halos 9 taps 1 blocks"},
@@ -402,9 +403,22 @@ TEST(ConvWgmmaTiles, AreThoseThatWereMeasuredToBeFast) {
       {{32, 16, 16, 192, 192}, After::nothing, "8x16x1 2 consumers 4 halos 12 taps 1 blocks"},
       {{32, 8, 8, 256, 256}, After::residual, "8x8x1 2 consumers 4 halos 12 taps 1 blocks"},
       {{32, 64, 64, 192, 64, 1, 0}, After::residual, "8x8x1 2 consumers 6 halos 3 taps 2 blocks"},
+      {{32, 16, 16, 192, 576, 1, 0}, After::bias, "8x8x1 3 consumers 6 halos 3 taps 1 blocks, shared halos"},
+      {{32, 32, 32, 128, 128},
+       After::bias,
+       "8x16x1 2 consumers 2 halos 9 taps 1 blocks, shared halos",
+       Before::normalise},
+      {{32, 16, 16, 192, 192},
+       After::bias,
+       "8x8x1 3 consumers 2 halos 7 taps 1 blocks, shared halos",
+       Before::normalise},
+      {{32, 16, 16, 192, 576, 1, 0},
+       After::bias,
+       "8x8x1 3 consumers 3 halos 2 taps 1 blocks, shared halos",
+       Before::normalise},
   };
   for (const Row& row : kRows) {
-    const Graph body = conv(row.shapes, row.after);
+    const Graph body = conv(row.shapes, row.after, row.before);
     const Placed placed = place(body, {}, h100());
     const auto found = halo_conv(placed.spec);
     ASSERT_TRUE(found);

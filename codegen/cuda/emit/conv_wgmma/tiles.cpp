@@ -162,9 +162,10 @@ struct Costs {
     constexpr double kSharedRate = 6500, kOwnRate = 64, kLatency = 1270, kLaunch = 7900;
     const double rate = std::min(kOwnRate, kSharedRate / processors);
     const double compute = product * (tile.rows == 8 ? 1.38 : 1.0) + transforms();
-    // What is on its way: slots but those in use.
+    // What is on its way: slots but those that are multiplied or transformed.
     const auto copies = static_cast<double>(tile.halos() * conv.chunks());
-    double wait = copies * kLatency / static_cast<double>(tile.halo_slots - (is_resident ? 1 : tile.halos()));
+    const int64_t used = (is_resident ? 1 : tile.halos()) + (conv.has_prologue() ? 1 : 0);
+    double wait = copies * kLatency / std::max(static_cast<double>(tile.halo_slots - used), 0.5);
     if (!is_resident) {
       wait = std::max(wait, static_cast<double>(conv.chunks()) * kLatency / static_cast<double>(tile.tap_slots - 1));
     }
