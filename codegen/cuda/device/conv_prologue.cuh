@@ -58,7 +58,7 @@ class Transformer {
   }
 
  private:
-  static constexpr int kCopies = L::consumers * L::copies;
+  static constexpr int kCopies = L::halos * L::copies;
   static constexpr int kBorder = Problem::filter - 1, kLost = kBorder - 2 * Problem::pad;  ///< By the result.
   using Window = prologue::Window<Tile::rows + kBorder, 8 + kBorder, Problem::height + kLost, Problem::width + kLost>;
   static_assert(!L::is_line);

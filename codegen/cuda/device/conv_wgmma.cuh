@@ -12,7 +12,7 @@
 // two rings of slots. The consumers, warpgroups of 128 threads, multiply, each into a tile of its own, add what follows
 // the convolution, and hand the tile to the copy engine. Each slot has two barriers: `full`, for the bytes of its copy,
 // and `empty`, for the warps that have read it. Blocks stay: each computes one set of tiles after the other, a tile for
-// each consumer.
+// each consumer, all of the same 64 output channels.
 //
 // What follows may read another tensor like the result, the operand. Its tile comes through the ring of halos, behind
 // those of the convolution's tile, while the consumer still multiplies; the result leaves from the same slot. Without
@@ -28,6 +28,12 @@
 // order, input and output channels exchanged. It reads the filter where it lies: its 64 output channels then run along
 // the rows of a tap in shared memory, and the sum runs down its columns. (In bf16: for tf32 the tensor cores know no
 // such rows.)
+//
+// The consumers may also share one tile of pixels, each with 64 output channels of its own (Tile::shares_halo): its halo
+// is then loaded, and transformed, once for 128 or 192 of them, and a tap's slot holds the taps of all. A halo is dead
+// only when all have read it, and one result alone would fit there: so each consumer has a slot of its own for its
+// results, to which it fetches the operand itself before it multiplies. They need no turns: a consumer goes on as far as
+// the ring of halos reaches while the others store.
 //
 // What is computed of the image before it is multiplied, the prologue, a further role does in shared memory
 // (conv_prologue.cuh): the transformers, one or two warpgroups between the producer and the consumers. A slot of a halo
@@ -62,11 +68,13 @@ struct Problem {
 };
 
 /// `blocks`: of a processor at once. With several, one multiplies while another begins or ends, and the next kernel may
-/// begin before this one has ended.
-template <int rows_, int images_, int halo_slots_, int tap_slots_, int blocks_ = 1, int consumers_ = 2>
+/// begin before this one has ended. `shares_halo`: the consumers have one tile of pixels, not a tile each.
+template <int rows_, int images_, int halo_slots_, int tap_slots_, int blocks_ = 1, int consumers_ = 2,
+          bool shares_halo_ = false>
 struct Tile {
   static constexpr int rows = rows_, images = images_, halo_slots = halo_slots_, tap_slots = tap_slots_;
   static constexpr int blocks = blocks_, consumers = consumers_;
+  static constexpr bool shares_halo = shares_halo_;
 };
 
 /// A place in a ring, and the parity of the round.
@@ -89,37 +97,48 @@ struct Layout {
   using Tile = Tile_;
   static constexpr bool is_line = Problem::filter == 1 && Problem::height * Problem::width == 1;
   static constexpr int consumers = Tile::consumers, warpgroup = 128;
+  static constexpr int halos = Tile::shares_halo ? 1 : consumers;  ///< Tiles of pixels of a work.
+  static constexpr int readers = consumers / halos;                ///< Of each.
   /// Where several consumers have the processor to themselves, the producer is a warpgroup too, whose registers go to
   /// them. Beside transformers, who want as many, it is a warp.
   static constexpr bool shares_registers = Tile::blocks == 1 && consumers > 1 && !Problem::has_prologue;
   /// Two warpgroups of transformers work on halos in turns, so that one's loads are hidden by the other's arithmetic.
-  static constexpr int transformers = Problem::has_prologue ? (Tile::blocks == 1 ? 2 : 1) : 0;
+  /// Beside three consumers there is room for one.
+  static constexpr int transformers = Problem::has_prologue ? (Tile::blocks == 1 && consumers < 3 ? 2 : 1) : 0;
   static constexpr int producer_thread = (consumers + transformers) * warpgroup;
   static constexpr int threads = producer_thread + (shares_registers ? warpgroup : 32);
   static constexpr int pixels = 8 * Tile::rows * Tile::images;  ///< Of a consumer's tile.
   static constexpr int tiles_x = (Problem::width + 7) / 8, tiles_y = (Problem::height + Tile::rows - 1) / Tile::rows;
-  static constexpr int output_tiles = (Problem::outputs + 63) / 64;
+  static constexpr int work_outputs = 64 * readers;
+  static constexpr int output_tiles = (Problem::outputs + work_outputs - 1) / work_outputs;
 
   static constexpr int pixel_bytes = 128;  ///< A chunk of channels.
   static constexpr int halo_pitch = (8 + Problem::filter - 1) * pixel_bytes;
   static constexpr int halo_image = (Tile::rows + Problem::filter - 1) * halo_pitch;
   static constexpr int halo_bytes = Tile::images * halo_image, halo_slot = (halo_bytes + 1023) / 1024 * 1024;
-  static constexpr int tap_bytes = 64 * pixel_bytes;
+  static constexpr int own_tap_bytes = 64 * pixel_bytes;  ///< Of a consumer.
+  static constexpr int tap_bytes = readers * own_tap_bytes, tile_bytes = pixels * pixel_bytes;
   static constexpr bool is_resident = Tile::tap_slots == Problem::chunks * Problem::taps;
+  static constexpr bool passes_operand = Problem::reads_operand && !Tile::shares_halo;  ///< Through the ring of halos.
   /// Slots that a tile takes from the ring of halos for what is no halo: parts of the operand, or of the result.
-  static constexpr int more_slots = Problem::parts - (Problem::reads_operand ? 0 : 1);
-  static constexpr int copies = Problem::chunks + more_slots;  ///< Of a tile, to slots of halos.
+  static constexpr int more_slots = Tile::shares_halo ? 0 : Problem::parts - (Problem::reads_operand ? 0 : 1);
+  static constexpr int copies = Problem::chunks + more_slots;  ///< Of a tile, to its slots.
+  static_assert(Problem::parts == 1 || !Tile::shares_halo);
 
-  static constexpr int taps_at = Tile::halo_slots * halo_slot, barriers_at = taps_at + Tile::tap_slots * tap_bytes;
+  static constexpr int taps_at = Tile::halo_slots * halo_slot, results_at = taps_at + Tile::tap_slots * tap_bytes;
+  static constexpr int barriers_at = results_at + (Tile::shares_halo ? consumers * tile_bytes : 0);
   static constexpr int halo_barriers = (Problem::has_prologue ? 3 : 2) * Tile::halo_slots;
-  static constexpr int statistics_at = (barriers_at + (halo_barriers + 2 * Tile::tap_slots) * 8 + 15) / 16 * 16;
+  static constexpr int operand_barriers = Problem::reads_operand && Tile::shares_halo ? consumers : 0;
+  static constexpr int barriers = halo_barriers + 2 * Tile::tap_slots + operand_barriers;
+  static constexpr int statistics_at = (barriers_at + barriers * 8 + 15) / 16 * 16;
   static constexpr int statistics = Problem::has_finish ? 2 * Problem::inputs : 0;  ///< Of an image.
   static constexpr int bytes = statistics_at + transformers * Tile::images * statistics * 4;
 
   // A consumer gives a halo or a tap back when it has begun with the next one.
-  static constexpr int least_halo_slots = is_resident ? consumers + 1 : consumers * (Problem::chunks > 1 || Problem::parts > 1 ? 2 : 1);
+  static constexpr int least_halo_slots =
+      is_resident ? halos + 1 : halos * (Problem::chunks > 1 || Problem::parts > 1 ? 2 : 1);
   static_assert(Tile::halo_slots >= least_halo_slots);
-  static_assert(is_resident || (Tile::halo_slots % consumers == 0 && Tile::tap_slots >= 2));
+  static_assert(is_resident || (Tile::halo_slots % halos == 0 && Tile::tap_slots >= 2));
 };
 
 /// The first pixel and channel of a consumer's tile.
@@ -127,11 +146,12 @@ struct Origin {
   int output, image, y, x;
 };
 
-/// Work `work` is a set of tiles of pixels, one for each consumer, and 64 output channels; neighbours share pixels.
+/// Work `work` is a set of tiles of pixels, one for each consumer, and 64 output channels, or one tile and 64 output
+/// channels for each consumer; neighbours share pixels.
 template <class L>
 __device__ __forceinline__ Origin origin_of(int work, int consumer) {
-  const int set = quotient<L::output_tiles>(work), tile = set * L::consumers + consumer;
-  const int output = remainder_of<L::output_tiles>(work) * 64;
+  const int set = quotient<L::output_tiles>(work), tile = L::Tile::shares_halo ? set : set * L::consumers + consumer;
+  const int output = remainder_of<L::output_tiles>(work) * L::work_outputs + (L::Tile::shares_halo ? consumer * 64 : 0);
   if constexpr (L::is_line) {
     return {output, 0, 0, tile * L::pixels};
   } else {
@@ -148,6 +168,10 @@ struct Shared {
 
   __device__ __forceinline__ unsigned char* halo(int slot) const { return start + slot * L::halo_slot; }
   __device__ __forceinline__ unsigned char* tap(int slot) const { return start + L::taps_at + slot * L::tap_bytes; }
+  /// A consumer's own slot, where they share halos.
+  __device__ __forceinline__ unsigned char* result(int consumer) const {
+    return start + L::results_at + consumer * L::tile_bytes;
+  }
   __device__ __forceinline__ Barrier* halo_full(int slot) const { return barriers() + slot; }
   __device__ __forceinline__ Barrier* halo_empty(int slot) const { return barriers() + L::Tile::halo_slots + slot; }
   /// For the consumers.
@@ -156,19 +180,24 @@ struct Shared {
   }
   __device__ __forceinline__ Barrier* tap_full(int slot) const { return barriers() + L::halo_barriers + slot; }
   __device__ __forceinline__ Barrier* tap_empty(int slot) const { return tap_full(L::Tile::tap_slots + slot); }
+  /// Of a consumer's own slot.
+  __device__ __forceinline__ Barrier* operand_full(int consumer) const {
+    return tap_full(2 * L::Tile::tap_slots + consumer);
+  }
 
   /// By all threads, once.
   __device__ __forceinline__ void init() const {
     if (threadIdx.x == 0) {
       for (int i = 0; i < L::Tile::halo_slots; ++i) {
         barrier_init(halo_full(i), 1);
-        barrier_init(halo_empty(i), 4);                                          // The warps of one consumer.
+        barrier_init(halo_empty(i), 4 * L::readers);                             // Their warps.
         if constexpr (L::Problem::has_prologue) barrier_init(halo_ready(i), 4);  // Of one transformer.
       }
       for (int i = 0; i < L::Tile::tap_slots; ++i) {
         barrier_init(tap_full(i), 1);
         barrier_init(tap_empty(i), 4 * L::consumers);
       }
+      for (int i = 0; i < L::operand_barriers; ++i) barrier_init(operand_full(i), 1);
       barrier_init_done();
     }
     __syncthreads();
@@ -200,7 +229,8 @@ __device__ __forceinline__ void share_registers() {
   }
 }
 
-/// A copy to a slot of halos: whose, and which of its tile's; the last are the operand where there is one.
+/// A copy to a slot of halos: whose (the first consumer's, where they share it), and which of its tile's; the last are
+/// the operand where it passes through the ring.
 struct Copy {
   int consumer, number;
 };
@@ -208,7 +238,7 @@ struct Copy {
 template <class L>
 __device__ __forceinline__ Copy copy_of(int i) {
   if constexpr (L::is_resident) return {quotient<L::copies>(i), remainder_of<L::copies>(i)};
-  return {remainder_of<L::consumers>(i), quotient<L::consumers>(i)};
+  return {remainder_of<L::halos>(i), quotient<L::halos>(i)};
 }
 
 /// One thread fills the rings, in the order in which the consumers read them.
@@ -239,7 +269,7 @@ class Producer {
     for (int work = static_cast<int>(blockIdx.x); work < works; work += static_cast<int>(gridDim.x)) {
       if constexpr (L::is_resident) {
 #pragma unroll 1
-        for (int i = 0; i < L::consumers * L::copies; ++i) {
+        for (int i = 0; i < L::halos * L::copies; ++i) {
           load(origin_of<L>(work, i / L::copies), i % L::copies);
           if (has_taps) continue;
           has_taps = true;
@@ -252,7 +282,7 @@ class Producer {
 #pragma unroll 1
         for (int copy = 0; copy < L::copies; ++copy) {
 #pragma unroll 1
-          for (int i = 0; i < L::consumers; ++i) load(origin_of<L>(work, i), copy);
+          for (int i = 0; i < L::halos; ++i) load(origin_of<L>(work, i), copy);
           if (copy == 0) prefetch_operand(work);
           if (copy < L::Problem::chunks) load_taps(origin_of<L>(work, 0), copy);
         }
@@ -266,7 +296,7 @@ class Producer {
 
   /// Brings it into L2: its slot may become free late. Not before the halos that the first products wait for.
   __device__ __forceinline__ void prefetch_operand(int work) {
-    if constexpr (L::Problem::reads_operand) {
+    if constexpr (L::passes_operand) {
       for (int i = 0; i < L::consumers; ++i) {
         const Origin at = origin_of<L>(work, i);
 #pragma unroll
@@ -280,9 +310,9 @@ class Producer {
   __device__ __forceinline__ void load(const Origin& at, int copy) {
     barrier_wait(shared_.halo_empty(halo_.slot), halo_.parity ^ 1);
     Barrier* full = shared_.halo_full(halo_.slot);
-    if (L::Problem::reads_operand && copy >= L::Problem::chunks) {
+    if (L::passes_operand && copy >= L::Problem::chunks) {
       const int part = L::Problem::parts == 1 ? 0 : copy - L::Problem::chunks;
-      barrier_arrive_expecting(full, L::pixels * L::pixel_bytes);
+      barrier_arrive_expecting(full, L::tile_bytes);
       tensor_load(shared_.halo(halo_.slot), *operand_, full, at.output + part * L::Problem::chunk, at.x, at.y,
                   at.image);
     } else if (L::more_slots > 0 && copy >= L::Problem::chunks) {
@@ -310,10 +340,15 @@ class Producer {
     barrier_wait(shared_.tap_empty(tap_.slot), tap_.parity ^ 1);
     Barrier* full = shared_.tap_full(tap_.slot);
     barrier_arrive_expecting(full, L::tap_bytes);
-    if constexpr (Problem::is_turned) {
-      tensor_load(shared_.tap(tap_.slot), filter_, full, at.output, Problem::taps - 1 - tap, chunk * 64);
-    } else {
-      tensor_load(shared_.tap(tap_.slot), filter_, full, chunk * Problem::chunk, tap, at.output);
+#pragma unroll
+    for (int i = 0; i < L::readers; ++i) {
+      unsigned char* const to = shared_.tap(tap_.slot) + i * L::own_tap_bytes;
+      const int output = at.output + i * 64;
+      if constexpr (Problem::is_turned) {
+        tensor_load(to, filter_, full, output, Problem::taps - 1 - tap, chunk * 64);
+      } else {
+        tensor_load(to, filter_, full, chunk * Problem::chunk, tap, output);
+      }
     }
     tap_.advance();
   }
@@ -339,12 +374,20 @@ class Consumer {
 
   __device__ __forceinline__ explicit Consumer(unsigned char* shared)
       : shared_{shared}, number_(static_cast<int>(threadIdx.x) / L::warpgroup) {
-    halo_.advance(number_ * (L::is_resident ? L::copies : 1));
+    if constexpr (!Tile::shares_halo) halo_.advance(number_ * (L::is_resident ? L::copies : 1));
     if (takes_turns && number_ == L::consumers - 1) named_barrier_arrive(kTurn, 2 * L::warpgroup);  // 0 is the first.
   }
 
   /// The next tile: what it reads of other tensors may be fetched before it multiplies.
   __device__ __forceinline__ void start(int work) { origin_ = origin_of<L>(work, number_); }
+  /// Where halos are shared: the tile's operand, once its slot is free.
+  __device__ __forceinline__ void fetch_operand(const TensorMap& operand) {
+    if (threadIdx.x % L::warpgroup != 0) return;
+    tensor_store_wait_read<0>();
+    Barrier* full = shared_.operand_full(number_);
+    barrier_arrive_expecting(full, L::tile_bytes);
+    tensor_load(result_slot(0), operand, full, origin_.output, origin_.x, origin_.y, origin_.image);
+  }
 
   /// The tile's convolution, before anything is added; and the operand has come, and all of the result has its slots.
   __device__ __forceinline__ void multiply() {
@@ -381,7 +424,7 @@ class Consumer {
 #pragma unroll
     for (int image = 0; image < Tile::images; ++image) multiply_registers(sums_[image]);
     if (!L::is_resident) arrive(shared_.tap_empty(last_tap_));
-    if constexpr (Problem::reads_operand) {
+    if constexpr (L::passes_operand || Tile::shares_halo) {
       arrive(shared_.halo_empty(last_halo_));
     } else {
       results_[0] = last_halo_;
@@ -391,6 +434,10 @@ class Consumer {
       results_[Problem::parts - L::more_slots + i] = more[i].slot;
       if constexpr (!takes_turns) barrier_wait(shared_.halo_ready(more[i].slot), more[i].parity);
     }
+    if constexpr (Problem::reads_operand && Tile::shares_halo) {
+      barrier_wait(shared_.operand_full(number_), operand_parity_);
+      operand_parity_ ^= 1;
+    }
   }
 
   // What follows the products goes through the tile two rows at a time, so that few values are in work at once:
@@ -398,13 +445,16 @@ class Consumer {
   // stage_rows.
 
   __device__ __forceinline__ void start_rows() {
-    // All warps have read the halo. Of the operand each reads what it then writes, and no more.
-    if constexpr (!Problem::reads_operand) named_barrier_sync(kOwn + number_, L::warpgroup);
+    // All warps have read the halo, or the engine the last results. Of the operand each reads what it then writes, and no
+    // more.
+    if constexpr (!Problem::reads_operand) {
+      if (Tile::shares_halo && threadIdx.x % L::warpgroup == 0) tensor_store_wait_read<0>();
+      named_barrier_sync(kOwn + number_, L::warpgroup);
+    }
     if constexpr (Problem::parts == 2) {
       // Two warps share a part. Of a pair of pixels this thread has a channel of four, 16 bytes, and that 8 further on.
       const int pixel = this_lane() % 4 * 2, chunk = warp() % 2 * 4 + this_lane() / 16;
-      const int slot = warp() < 2 ? results_[0] : results_[1];
-      const unsigned row = shared_address(shared_.halo(slot)) + pixel * L::pixel_bytes;
+      const unsigned row = shared_address(result_slot(warp() < 2 ? 0 : 1)) + pixel * L::pixel_bytes;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
 #pragma unroll
@@ -417,7 +467,7 @@ class Consumer {
       // Four matrices of 8 pixels x 8 channels: this lane addresses a pixel of the first or second row, and the first
       // or second 8 of the warp's 16 channels.
       const int pixel = this_lane() / 16 * 8 + this_lane() % 8, chunk = warp() * 2 + this_lane() / 8 % 2;
-      staged_ = shared_.halo(results_[0]) + pixel * L::pixel_bytes + ((chunk ^ pixel % 8) << 4);
+      staged_ = result_slot(0) + pixel * L::pixel_bytes + ((chunk ^ pixel % 8) << 4);
     }
     if constexpr (Problem::reads_operand) load_operand(0);
   }
@@ -435,7 +485,7 @@ class Consumer {
       sums_[image][i + 1] = __uint_as_float(packed & 0xffff0000u);
     }
   }
-  /// The sums of these rows as elements to the result's slots, a dead halo's or the operand's.
+  /// The sums of these rows as elements to the result's slots: a dead halo's, the operand's or the consumer's own.
   __device__ __forceinline__ void stage_rows(int image, int row) {
     const float* from = &sums_[image][row * 4];
     if constexpr (Problem::parts == 2) {
@@ -475,24 +525,30 @@ class Consumer {
     if (threadIdx.x % L::warpgroup == 0) {
 #pragma unroll
       for (int part = 0; part < Problem::parts; ++part) {
-        tensor_store(result, shared_.halo(results_[part]), origin_.output + part * Problem::chunk, origin_.x, origin_.y,
+        tensor_store(result, result_slot(part), origin_.output + part * Problem::chunk, origin_.x, origin_.y,
                      origin_.image);
       }
       tensor_store_commit();
     }
   }
-  /// After store: gives the slots back.
+  /// After store: gives the slots back, where they are the ring's.
   __device__ __forceinline__ void finish() {
-    if (threadIdx.x % L::warpgroup == 0) tensor_store_wait_read<0>();
+    if constexpr (!Tile::shares_halo) {
+      leave();
 #pragma unroll
-    for (int part = 0; part < Problem::parts; ++part) arrive(shared_.halo_empty(results_[part]));
+      for (int part = 0; part < Problem::parts; ++part) arrive(shared_.halo_empty(results_[part]));
+    }
+  }
+  /// After the last tile: shared memory has been read.
+  __device__ __forceinline__ void leave() {
+    if (threadIdx.x % L::warpgroup == 0) tensor_store_wait_read<0>();
   }
 
  private:
   static constexpr int kOwn = 1, kTurn = kOwn + L::consumers;  // Named barriers, one for each consumer.
   static constexpr int kStepBytes = 2 * 8 * L::pixel_bytes;
   static constexpr int kStep = Problem::chunk / 4;  ///< Of k, of an instruction.
-  static constexpr bool takes_turns = L::is_resident && L::consumers > 1;
+  static constexpr bool takes_turns = L::is_resident && L::halos > 1;
   /// Whether a tile's first product forgets what is in the sums' registers. Where registers are few, beside transformers
   /// or many sums, the compiler spills some where statistics follow: there the sums begin with zeros.
   static constexpr bool starts_afresh = !Problem::has_prologue && Tile::images * sums <= 64;
@@ -537,12 +593,17 @@ class Consumer {
     advance_halo();
   }
   /// To this consumer's next slot.
-  __device__ __forceinline__ void advance_halo() { halo_.advance(L::is_resident ? 1 : L::consumers); }
+  __device__ __forceinline__ void advance_halo() { halo_.advance(L::is_resident ? 1 : L::halos); }
+  /// Where the tile's operand is and its results are staged.
+  __device__ __forceinline__ unsigned char* result_slot(int part) const {
+    return Tile::shares_halo ? shared_.result(number_) : shared_.halo(results_[part]);
+  }
 
   template <int steps>
   __device__ __forceinline__ void add_tap(int tap, bool is_first) {
     const int moved = tap / Problem::filter * L::halo_pitch + tap % Problem::filter * L::pixel_bytes;
-    const unsigned long long a = matrix_descriptor(shared_.tap(tap_.slot), 1024);
+    const unsigned char* taps = shared_.tap(tap_.slot) + (Tile::shares_halo ? number_ * L::own_tap_bytes : 0);
+    const unsigned long long a = matrix_descriptor(taps, 1024);
     const unsigned long long b = matrix_descriptor(shared_.halo(halo_.slot), L::halo_pitch);
     multiply_fence();
 #pragma unroll
@@ -567,7 +628,7 @@ class Consumer {
   const int number_;
   Place<Tile::halo_slots> halo_;
   Place<Tile::tap_slots> tap_;
-  int last_halo_ = 0, last_tap_ = 0;
+  int last_halo_ = 0, last_tap_ = 0, operand_parity_ = 0;
   Origin origin_;
   float sums_[Tile::images][sums];
   int results_[Problem::parts];              ///< Slots of the result's parts.

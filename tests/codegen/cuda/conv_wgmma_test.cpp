@@ -126,10 +126,11 @@ TEST(ConvWgmma, AnImageHasTheSameBitsInEveryBatchFromOneSource) {
   }
 }
 
-/// Bodies whose candidates are of every kind: taps resident or not, halos of one chunk or several, several images.
+/// Bodies whose candidates are of every kind: taps resident or not, halos of one chunk or several, of a consumer or
+/// shared by two or three, several images.
 std::vector<Graph> tiled() {
   return {conv({2, 18, 9, 64, 64}, After::residual), conv({2, 16, 16, 136, 72}, After::bias),
-          conv({5, 7, 7, 64, 64}, After::time), conv({2, 9, 20, 192, 72, 1, 0}, After::all),
+          conv({5, 7, 7, 64, 136}, After::time), conv({2, 9, 20, 192, 136, 1, 0}, After::all),
           conv({3, 7, 7, 136, 72, 3, 1, true}, After::residual)};
 }
 /// Likewise with a prologue, which leaves room for fewer consumers.
@@ -138,7 +139,7 @@ std::vector<Graph> tiled_with_prologue() {
           conv({2, 16, 16, 136, 72}, After::bias, Before::scale),
           conv({5, 7, 7, 64, 64}, After::time, Before::normalise),
           conv({5, 7, 7, 72, 72}, After::nothing, Before::finish),
-          conv({2, 9, 20, 192, 72, 1, 0}, After::all, Before::normalise)};
+          conv({2, 9, 20, 192, 136, 1, 0}, After::all, Before::normalise)};
 }
 
 /// Runs the body with the candidates that `takes` of its choice, and expects what the first one gives.
@@ -156,16 +157,20 @@ void expect_same_bits(const Graph& body, std::set<std::string>& seen,
   }
 }
 
+/// How many consumers, and whether they share halos.
+std::string team(const std::string& tile) {
+  return tile[tile.find(" consumers") - 1] + tile.substr(tile.find(" blocks"));
+}
+
 TEST(ConvWgmmaTiles, NoneChangesABit) {
   std::set<std::string> seen;
   for (const Graph& body : tiled()) {
-    std::set<char> consumers;  // Each number of them once for each body.
-    expect_same_bits(body, seen, [&](const std::string& tile) {
-      return consumers.insert(tile[tile.find(" consumers") - 1]).second;
-    });
-    EXPECT_EQ(consumers.size(), 3u);
+    std::set<std::string> consumers;  // Each number of them once for each body, with a halo each and with one for all.
+    expect_same_bits(body, seen, [&](const std::string& tile) { return consumers.insert(team(tile)).second; });
+    const int64_t outputs = body.type(body.outputs()[0].value).shape[3];
+    EXPECT_EQ(consumers.size(), outputs > 64 ? 4u : 3u);
   }
-  EXPECT_GT(seen.size(), 9u);
+  EXPECT_GT(seen.size(), 12u);
 }
 
 TEST(ConvWgmmaTiles, NoneChangesABitOfAPrologue) {
@@ -173,10 +178,10 @@ TEST(ConvWgmmaTiles, NoneChangesABitOfAPrologue) {
   for (const Graph& body : tiled_with_prologue()) {
     std::set<std::string> teams;  // Each number of consumers and of blocks once for each body.
     expect_same_bits(body, seen, [&](const std::string& tile) {
-      return teams.insert(tile.substr(tile.find(" consumers") - 1, 1) + tile.substr(tile.find(" blocks") - 1)).second;
+      return teams.insert(team(tile) + tile.substr(tile.find(" blocks") - 1)).second;
     });
   }
-  EXPECT_GT(seen.size(), 7u);
+  EXPECT_GT(seen.size(), 10u);
 }
 
 TEST(SlowConvWgmmaTiles, NoneOfAllChangesABit) {
@@ -225,6 +230,12 @@ TEST(ConvWgmmaTiles, ThoseOfASmallImageCompileWithoutSpills) {
   expect_compile(conv({32, 8, 8, 128, 64, 3, 1, true}, After::residual), 6);
 }
 
+// Those of the best estimates share halos, beside transformers too.
+TEST(ConvWgmmaTiles, ThoseOfManyOutputsCompileWithoutSpills) {
+  expect_compile(conv({32, 16, 16, 192, 576, 1, 0}, After::bias), 2);
+  expect_compile(conv({32, 16, 16, 192, 576, 1, 0}, After::bias, Before::normalise), 2);
+}
+
 TEST(SlowConvWgmmaTiles, AllCompileWithoutSpills) {
   std::vector<Graph> bodies = tiled();
   bodies.push_back(conv({2, 32, 32, 448, 64}, After::all));
@@ -266,6 +277,14 @@ TEST(ConvWgmma, ABlockGoesOnThroughATightRing) {
       {{3, 40, 20, 64, 64}, After::residual, {16, 1, 4, 9, 1, 2}, Before::normalise},
       {{5, 7, 7, 136, 72}, After::nothing, {8, 2, 2, 3, 1, 1}, Before::scale},
       {{5, 7, 7, 72, 64}, After::residual, {8, 1, 4, 18, 1, 2}, Before::finish},
+      // Two and three consumers of a halo, taps resident or not, and outputs for only some of them.
+      {{3, 18, 20, 64, 128}, After::residual, {8, 1, 2, 9, 1, 2, true}},
+      {{3, 18, 20, 128, 136, 1, 0}, After::bias, {16, 1, 2, 2, 1, 3, true}},
+      {{3, 18, 20, 192, 136, 1, 0}, After::residual, {8, 1, 2, 2, 1, 3, true}},
+      {{5, 7, 7, 136, 320}, After::residual, {8, 2, 2, 2, 1, 2, true}},
+      {{5, 7, 7, 136, 192, 3, 1, true}, After::bias, {8, 1, 2, 2, 1, 3, true}},
+      {{3, 18, 20, 64, 128}, After::residual, {16, 1, 2, 2, 1, 2, true}, Before::normalise},
+      {{5, 7, 7, 72, 136}, After::residual, {8, 1, 3, 4, 1, 3, true}, Before::finish},
   };
   for (const Row& row : kRows) {
     const Graph body = conv(row.shapes, row.after, row.before);
@@ -285,6 +304,7 @@ TEST(ConvWgmmaTiles, AreThoseThatWereMeasuredToBeFast) {
     Shapes shapes;
     After after;
     const char* best;
+    Before before = Before::nothing;
   };
   constexpr Row kRows[] = {
       {{32, 64, 64, 64, 64}, After::nothing, "8x16x1 2 consumers 6 halos 9 taps 1 blocks"},
@@ -296,9 +316,22 @@ TEST(ConvWgmmaTiles, AreThoseThatWereMeasuredToBeFast) {
       {{32, 16, 16, 192, 192}, After::nothing, "8x16x1 2 consumers 4 halos 12 taps 1 blocks"},
       {{32, 8, 8, 256, 256}, After::residual, "8x8x1 2 consumers 4 halos 12 taps 1 blocks"},
       {{32, 64, 64, 192, 64, 1, 0}, After::residual, "8x8x1 2 consumers 6 halos 3 taps 2 blocks"},
+      {{32, 16, 16, 192, 576, 1, 0}, After::bias, "8x8x1 3 consumers 6 halos 3 taps 1 blocks, shared halos"},
+      {{32, 32, 32, 128, 128},
+       After::bias,
+       "8x16x1 2 consumers 2 halos 9 taps 1 blocks, shared halos",
+       Before::normalise},
+      {{32, 16, 16, 192, 192},
+       After::bias,
+       "8x8x1 3 consumers 2 halos 7 taps 1 blocks, shared halos",
+       Before::normalise},
+      {{32, 16, 16, 192, 576, 1, 0},
+       After::bias,
+       "8x8x1 3 consumers 3 halos 2 taps 1 blocks, shared halos",
+       Before::normalise},
   };
   for (const Row& row : kRows) {
-    const Graph body = conv(row.shapes, row.after);
+    const Graph body = conv(row.shapes, row.after, row.before);
     const Placed placed = place(body, {}, h100());
     const auto found = halo_conv(placed.spec);
     ASSERT_TRUE(found);

@@ -56,10 +56,11 @@ Parameters::Maps tensor_maps(const KernelSpec& spec, const HaloConv& c, const Ha
 
 std::string layout_type(const HaloConv& c, const HaloTile& tile) {
   return fmt::format(
-      "conv::Layout<conv::Problem<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>, conv::Tile<{}, {}, {}, {}, {}, {}>>",
+      "conv::Layout<conv::Problem<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>, "
+      "conv::Tile<{}, {}, {}, {}, {}, {}, {}>>",
       c.is_line() ? 1 : c.height, c.is_line() ? 1 : c.width, c.inputs, c.outputs, c.taps, c.pad, c.is_turned,
       c.residual >= 0, c.has_prologue(), c.first_inputs, c.has_finish, c.dtype == ir::DType::f32 ? "f32" : "bf16",
-      tile.rows, tile.images, tile.halo_slots, tile.tap_slots, tile.blocks, tile.consumers);
+      tile.rows, tile.images, tile.halo_slots, tile.tap_slots, tile.blocks, tile.consumers, tile.shares_halo);
 }
 
 /// What is done with the sums. Operands are read at coordinates inside the result, though the tile may reach beyond it.
@@ -212,6 +213,9 @@ KernelDraft halo_conv_kernel(const KernelSpec& spec, const HaloConv& c, const Ha
   std::string prefetches;
   for (const std::string& map : maps) prefetches += fmt::format("tensor_map_prefetch({});\n", map);
 
+  std::string fetch;
+  if (tile.shares_halo && c.residual >= 0) fetch = fmt::format("consumer.fetch_operand({});\n", operand(c.residual));
+
   std::vector<std::string_view> headers = {"vector.cuh", "ops.cuh", "random.cuh", header};
   std::string transformer;
   if (c.has_prologue()) {
@@ -263,10 +267,11 @@ $transformer  } else {
 #pragma unroll 1
     for (int work = static_cast<int>(blockIdx.x); work < works; work += static_cast<int>(gridDim.x)) {
       consumer.start(work);
-$loads      consumer.multiply();
+$fetch$loads      consumer.multiply();
 $epilogue      consumer.store($result);
 $results      consumer.finish();
     }
+    consumer.leave();
   }
 }
 )",
@@ -277,6 +282,7 @@ $results      consumer.finish();
                                                             {"image", operand(c.image.inputs[0])},
                                                             {"filter", operand(c.filter)},
                                                             {"transformer", indented(transformer, 2)},
+                                                            {"fetch", indented(fetch, 6)},
                                                             {"loads", indented(after.loads, 6)},
                                                             {"epilogue", indented(after.code, 6)},
                                                             {"results", indented(after.results + moments, 6)},

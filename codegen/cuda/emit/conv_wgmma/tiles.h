@@ -10,21 +10,25 @@
 
 namespace difuse::codegen::cuda {
 
-/// As in device/conv_wgmma.cuh: of one consumer, 8 wide, `rows` high, in each of `images` images.
+/// As in device/conv_wgmma.cuh: 8 wide, `rows` high, in each of `images` images, of one consumer or of all.
 struct HaloTile {
   int64_t rows = 32, images = 1;
   int64_t halo_slots = 4, tap_slots = 6;
   int64_t blocks = 1;  ///< Of a processor at once.
   int64_t consumers = 2;
+  bool shares_halo = false;  ///< Consumers have the same pixels, and 64 output channels each.
 
+  /// Different tiles of pixels of a work, and its output channels in 64s.
+  int64_t halos() const { return shares_halo ? 1 : consumers; }
+  int64_t output_chunks() const { return consumers / halos(); }
   int64_t pixels() const { return 8 * rows * images; }
   bool operator==(const HaloTile&) const = default;
 };
 
-/// "8x32x1 2 consumers 4 halos 6 taps 1 blocks"
+/// "8x32x1 2 consumers 4 halos 6 taps 1 blocks", or "..., shared halos"
 std::string to_string(const HaloTile& tile);
 
-/// Whether all taps of 64 output channels stay in shared memory.
+/// Whether all taps of a work's output channels stay in shared memory.
 bool is_resident(const HaloConv& conv, const HaloTile& tile);
 
 /// Of a halo's copy.
@@ -34,7 +38,8 @@ int64_t halo_bytes(const HaloConv& conv, const HaloTile& tile);
 int threads(const HaloConv& conv, const HaloTile& tile);
 int64_t shared_bytes(const HaloConv& conv, const HaloTile& tile);
 
-/// Sets of tiles, one for each consumer, times the output channels in 64s: what the blocks share out.
+/// Sets of tiles, one for each consumer, times the output channels in 64s, or tiles times sets of those: what the
+/// blocks share out.
 int64_t work_count(const HaloConv& conv, const HaloTile& tile, int64_t batch);
 
 /// At most as many as the processors have at once.
