@@ -14,9 +14,9 @@
 //
 // Cost: a kernel transforms an image again for each column of its tiles (cost.h), in each of the readers; that is less
 // than the images' bytes that it spares take, or FusionChoices say yes. Both are of one image, so no batch changes what
-// is expected, nor thereby a kernel; a launch less is not counted, for what it is worth depends on the batch. What a loop
-// makes for others in a backward pass is no cost where it is made there anyway, for memory's sake (rematerialize.h).
-// `always` takes in what saves bytes or a kernel whatever the price.
+// is expected, nor thereby a kernel; a launch less is not counted, for what it is worth depends on the batch. What a
+// loop makes for others in a backward pass is no cost where it is made there anyway, for memory's sake
+// (rematerialize.h). `always` takes in what saves bytes or a kernel whatever the price.
 #pragma once
 
 #include "passes/fusion/choices.h"

@@ -454,7 +454,7 @@ class Consumer {
     if constexpr (Problem::parts == 2) {
       // Two warps share a part. Of a pair of pixels this thread has a channel of four, 16 bytes, and that 8 further on.
       const int pixel = this_lane() % 4 * 2, chunk = warp() % 2 * 4 + this_lane() / 16;
-      const unsigned row = shared_address(result_slot(warp() < 2 ? 0 : 1)) + pixel * L::pixel_bytes;
+      const unsigned row = shared_address(warp() < 2 ? result_slot(0) : result_slot(1)) + pixel * L::pixel_bytes;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
 #pragma unroll
