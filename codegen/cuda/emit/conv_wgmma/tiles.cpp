@@ -148,11 +148,14 @@ double estimated_cycles(const HaloConv& conv, const HaloTile& tile, const ir::De
   const double compute = std::max(product, transform * static_cast<double>(tile.consumers * conv.chunks()));
 
   // Between two works: where they take turns, one consumer stores while another multiplies.
-  const bool in_turns = resident && tile.consumers > 1;
+  // The one that stores holds a slot for each part of its result: without two more the other waits for each halo.
+  const bool takes_turns = resident && tile.consumers > 1;
+  const bool in_turns = takes_turns && tile.halo_slots >= conv.parts() + 2;
   double between = in_turns ? 900 : 12 * pixels;
   if (conv.residual >= 0) between += (in_turns ? 20 : 16) * pixels;
   if (company > 1) between *= 1.2;
   if (!resident && tile.halo_slots == tile.consumers) between += halo / rate + 1000;
+  if (takes_turns && !in_turns) between += static_cast<double>(conv.chunks()) * (halo / rate + 1000);
   // More halos than one in use and one on its way are for when the estimate is wrong.
   const double deep = !resident && tile.halo_slots > 2 * tile.consumers ? 1.03 : 1.0;
   return deep * (kLaunch + halo / rate + transform + rounds * (std::max(compute, bytes / rate) * company + between) +
