@@ -51,24 +51,28 @@ TEST(GpuWgrad, ShapesThatFillNoTileMatchTheReference) {
 /// Several of a kind in one launch, which share the processors.
 TEST(GpuWgrad, ThoseThatRunAtOnceMatchTheReference) {
   DIFUSE_NEED_GPU(gpu);
-  std::vector<Graph> graphs;
-  for (const WgradShapes& s : {WgradShapes{4, 64, 64, 64, 64, 3, 1}, WgradShapes{6, 16, 16, 192, 192, 3, 1},
-                               WgradShapes{17, 16, 16, 192, 576, 1, 0}, WgradShapes{4, 32, 32, 128, 128, 3, 1}}) {
-    Graph& graph = graphs.emplace_back(fmt::format("wgrads_{}x{}_h{}c{}k{}", s.taps, s.taps, s.h, s.c, s.k));
-    Builder b(graph);
-    for (const std::string name : {"a", "b", "c"}) {
-      const Value x = b.input("x" + name, {DType::bf16, {s.n, s.h, s.w, s.c}});
-      const Value dy = b.input("dy" + name, {DType::bf16, {s.n, s.h, s.w, s.k}});
-      graph.set_output("dw" + name, b.conv_wgrad(x, dy, {1, s.pad, s.taps, s.taps}));
+  for (const passes::Precision precision : {passes::Precision::tf32, passes::Precision::bf16}) {
+    const DType dtype = precision == passes::Precision::bf16 ? DType::bf16 : DType::f32;
+    std::vector<Graph> graphs;
+    for (const WgradShapes& s : {WgradShapes{4, 64, 64, 64, 64, 3, 1}, WgradShapes{6, 16, 16, 192, 192, 3, 1},
+                                 WgradShapes{17, 16, 16, 192, 576, 1, 0}, WgradShapes{4, 32, 32, 128, 128, 3, 1}}) {
+      Graph& graph = graphs.emplace_back(fmt::format("wgrads_{}x{}_h{}c{}k{}", s.taps, s.taps, s.h, s.c, s.k));
+      Builder b(graph);
+      for (const std::string name : {"a", "b", "c"}) {
+        const Value x = b.input("x" + name, {dtype, {s.n, s.h, s.w, s.c}});
+        const Value dy = b.input("dy" + name, {dtype, {s.n, s.h, s.w, s.k}});
+        graph.set_output("dw" + name, b.conv_wgrad(x, dy, {1, s.pad, s.taps, s.taps}));
+      }
+      runtime::CompileSettings settings;
+      settings.precision = precision;
+      const codegen::cuda::CudaPlan plan = runtime::plan_cuda(graph, {}, gpu.spec(), settings);
+      const bool has_engine = gpu.spec().architecture == 90 && (dtype == DType::bf16 || s.taps == 3);
+      if (has_engine) {
+        EXPECT_EQ(std::ranges::max(plan.calls, {}, &codegen::cuda::KernelCall::members).members, 3) << graph.name();
+      }
     }
-    runtime::CompileSettings settings;
-    settings.precision = passes::Precision::bf16;
-    const codegen::cuda::CudaPlan plan = runtime::plan_cuda(graph, {}, gpu.spec(), settings);
-    if (gpu.spec().architecture == 90) {
-      EXPECT_EQ(std::ranges::max(plan.calls, {}, &codegen::cuda::KernelCall::members).members, 3) << graph.name();
-    }
+    testing::expect_nodes_agree(gpu, graphs, precision);
   }
-  testing::expect_nodes_agree(gpu, graphs, passes::Precision::bf16);
 }
 
 TEST(GpuWgrad, EveryRunGivesTheSameBits) {

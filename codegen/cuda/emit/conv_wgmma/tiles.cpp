@@ -115,14 +115,20 @@ struct Costs {
   const HaloTile& tile;
   double rounds, company;  ///< `company`: blocks of a processor.
   double processors;       ///< That have any.
-  bool is_resident, in_turns;
+  bool is_resident, takes_turns;
+  /// The consumer that stores holds a slot for each part of its result: without two more the other waits for each halo.
+  bool in_turns;
   double halo, pixels;  ///< Bytes of a halo; pixels of a consumer's tile.
   double product;       ///< An instruction of N pixels takes N / 2 cycles.
   double transform;     ///< Of one halo.
   double taps, bytes;   ///< Bytes of all taps, and of what a work reads and writes.
 
   Costs(const HaloConv& of, const HaloTile& with, const ir::DeviceSpec& device, int64_t batch)
-      : conv(of), tile(with), is_resident(cuda::is_resident(of, with)), in_turns(is_resident && with.halos() > 1) {
+      : conv(of),
+        tile(with),
+        is_resident(cuda::is_resident(of, with)),
+        takes_turns(is_resident && with.halos() > 1),
+        in_turns(takes_turns && with.halo_slots >= of.parts() + 2) {
     // A warpgroup of transformers takes so many for a pixel's 64 channels, and holds up the products meanwhile.
     constexpr double kTransform = 17;
     const int64_t works = work_count(conv, tile, batch), blocks = block_count(conv, tile, works, device);
@@ -155,6 +161,7 @@ struct Costs {
     if (conv.residual >= 0) between += (in_turns ? 20 : 16) * pixels;
     if (company > 1) between *= 1.2;
     if (!is_resident && tile.halo_slots == tile.halos()) between += halo / rate + 1000;
+    if (takes_turns && !in_turns) between += static_cast<double>(conv.chunks()) * (halo / rate + 1000);
     // More halos than one in use and one on its way are for when the estimate is wrong.
     const double deep = !is_resident && tile.halo_slots > 2 * tile.halos() ? 1.03 : 1.0;
     return deep * (kLaunch + halo / rate + transform + rounds * (std::max(compute, bytes / rate) * company + between) +
