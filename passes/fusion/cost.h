@@ -28,11 +28,17 @@ inline constexpr int64_t kMostPreambleLoads = 1024;
 /// instead of 3).
 inline constexpr int64_t kBlockElements = 2048;
 /// An operand that a contraction computes on the way is computed again for each column of its tiles: so many of the
-/// result's channels.
+/// result's channels, or twice or three times as many where that divides them (conv_wgmma.cuh). Beside three times as
+/// many it takes twice as long.
 inline constexpr int64_t kTileColumnChannels = 64;
+constexpr int64_t transforms_of(int64_t channels) {
+  const int64_t columns = (channels + kTileColumnChannels - 1) / kTileColumnChannels;
+  return columns % 2 == 0 ? columns / 2 : columns % 3 == 0 ? columns / 3 * 2 : columns;
+}
 /// One processor's seconds for one element of it. Measured on an H200 (132 processors) with normalise + SiLU in shared
 /// memory (conv_prologue.cuh), halo included, 32 images in bf16: 64x64x64 to 64 channels 17.6 -> 26.4 us, 64x64x128 to
-/// 64 33.4 -> 50.2 us, 32x32x128 to 128 (two columns) 17.8 -> 26.4 us: 1.0 ps for each element and column.
+/// 64 33.4 -> 50.2 us: 1.0 ps for each element and column. 32x32x128 to 128 17.9 -> 21.5 us, 16x16x192 to 192 12.6 ->
+/// 15.8 us.
 inline constexpr double kTransformSeconds = 1.0e-12 * 132;
 /// What a kernel less is worth in a captured graph, whose kernels' starts and ends overlap (H200: ten of them less, and
 /// the step changes by so much less than by their bytes).

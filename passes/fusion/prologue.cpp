@@ -286,9 +286,9 @@ class PrologueGrower {
     const Node& node = graph_.node(contraction_of(u));
     const ir::Shape& result = node.types[0].shape;
     const int64_t channels = node.op == ir::Op::conv_wgrad ? result.front() : result.back();
-    const int64_t columns = (channels + kTileColumnChannels - 1) / kTileColumnChannels;
     const int64_t elements = graph_.type(node.operands[*streamed_operand(node)]).elements();
-    return static_cast<double>(elements * columns) * kTransformSeconds / static_cast<double>(device_.processors);
+    return static_cast<double>(elements * transforms_of(channels)) * kTransformSeconds /
+           static_cast<double>(device_.processors);
   }
 
   /// Why the image is stored although its readers can compute it; empty where they do.
