@@ -28,20 +28,25 @@ inline constexpr int64_t kMostPreambleLoads = 1024;
 /// instead of 3).
 inline constexpr int64_t kBlockElements = 2048;
 /// An operand that a contraction computes on the way is computed again for each column of its tiles: so many of the
-/// result's channels.
+/// result's channels, or twice or three times as many where that divides them (conv_wgmma.cuh). Beside three times as
+/// many it takes twice as long.
 inline constexpr int64_t kTileColumnChannels = 64;
-/// One processor's seconds for one element of it and column of tiles. Measured on an H200 (132 processors) with
-/// normalise + SiLU in shared memory (conv_prologue.cuh), halo included, 32 images in bf16: a 3x3 convolution of
-/// 64x64x64 to 64 channels 17.4 -> 24.0 us, of 64x64x128 33.5 -> 46.4 us, of 64x64x192 45.5 -> 64.7 us, of 32x32x128 to
-/// 128 (two columns) 18.1 -> 25.2 us, of 32x32x320 to 128 36.0 -> 52.6 us: 0.76 to 0.85 ps for each element and column.
+constexpr int64_t transforms_of(int64_t channels) {
+  const int64_t columns = (channels + kTileColumnChannels - 1) / kTileColumnChannels;
+  return columns % 2 == 0 ? columns / 2 : columns % 3 == 0 ? columns / 3 * 2 : columns;
+}
+/// One processor's seconds for one element of it. Measured on an H200 (132 processors) with normalise + SiLU in shared
+/// memory (conv_prologue.cuh), halo included, 32 images in bf16: a 3x3 convolution of 64x64x64 to 64 channels 17.4 ->
+/// 24.0 us, of 64x64x128 33.5 -> 46.4 us, of 64x64x192 45.5 -> 64.7 us, of 32x32x128 to 128 (at once) 17.9 -> 21.5 us:
+/// 0.76 to 0.86 ps for each element.
 inline constexpr double kTransformSeconds = 0.8e-12 * 132;
 /// An image of fewer pixels, four tiles, has too little for a processor to hide how long the first tile takes to be
 /// transformed, and what finishes its statistics before that ...
 inline constexpr int64_t kHidingPixels = 512;
-/// ... which takes one processor so long for each image and column of tiles. On the same H200, beyond the elements' own
-/// time: a 3x3 convolution of 16x16x192 to 192 channels 12.7 -> 23.4 us (7.0 us more, of 96 images and columns on 132
-/// processors), of 8x8x256 to 256 10.5 -> 18.6 us (6.5 us, 128), a 1x1 one of 16x16x192 to 576 10.1 -> 35.7 us (14.3
-/// us, 288).
+/// ... which takes one processor so long for each image and transform. On the same H200, beyond the elements' own time,
+/// where no two columns shared it: a 3x3 convolution of 16x16x192 to 192 channels 12.7 -> 23.4 us (7.0 us more, of 96
+/// images and columns on 132 processors), of 8x8x256 to 256 10.5 -> 18.6 us (6.5 us, 128), a 1x1 one of 16x16x192 to
+/// 576 10.1 -> 35.7 us (14.3 us, 288).
 inline constexpr double kFirstTileSeconds = 0.05e-6 * 132;
 /// Of a card's bandwidth, what loops over an image reach (H200: 4.05 of 4.8 TB/s at 32 images of 64x64x64).
 inline constexpr double kCopyShare = 0.85;

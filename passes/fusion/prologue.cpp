@@ -311,12 +311,11 @@ class PrologueGrower {
     const Node& node = graph_.node(contraction_of(u));
     const ir::Shape& result = node.types[0].shape;
     const int64_t channels = node.op == ir::Op::conv_wgrad ? result.front() : result.back();
-    const int64_t columns = (channels + kTileColumnChannels - 1) / kTileColumnChannels;
     const ir::Type& image = graph_.type(node.operands[*streamed_operand(node)]);
     const int64_t images = image.shape.front(), elements = image.elements() / images;
     double seconds = transforms ? static_cast<double>(elements) * kTransformSeconds : 0;
     if (elements / image.shape.back() < kHidingPixels) seconds += kFirstTileSeconds;
-    return static_cast<double>(images * columns) * seconds / static_cast<double>(device_.processors);
+    return static_cast<double>(images * transforms_of(channels)) * seconds / static_cast<double>(device_.processors);
   }
 
   /// Why the image is stored although its readers can compute it; empty where they do.

