@@ -107,18 +107,20 @@ std::string with_overlap_parameter(const std::string& source) {
 }
 
 void overlap_launches(CudaPlan& plan) {
-  std::vector<std::optional<std::vector<Range>>> touched;  // since the last launch that waits at its beginning
-  for (KernelCall& call : plan.calls) {
-    std::optional<std::vector<Range>> own = Touched(plan, call).ranges();
-    const bool overlaps = own && !touched.empty() && std::ranges::all_of(touched, [&](const auto& other) {
-                            return other && !conflict(*own, *other);
-                          });
-    if (overlaps) {
-      set_overlap(call);
-    } else {
-      touched.clear();
+  for (auto* calls : {&plan.once, &plan.calls}) {
+    std::vector<std::optional<std::vector<Range>>> touched;  // since the last launch that waits at its beginning
+    for (KernelCall& call : *calls) {
+      std::optional<std::vector<Range>> own = Touched(plan, call).ranges();
+      const bool overlaps = own && !touched.empty() && std::ranges::all_of(touched, [&](const auto& other) {
+                              return other && !conflict(*own, *other);
+                            });
+      if (overlaps) {
+        set_overlap(call);
+      } else {
+        touched.clear();
+      }
+      touched.push_back(std::move(own));
     }
-    touched.push_back(std::move(own));
   }
 }
 
