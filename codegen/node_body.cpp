@@ -40,10 +40,8 @@ std::string op_name(const Graph& graph, const Node& node) {
     case Op::conv_wgrad:
       return conv(shape, operand(0));
     case Op::matmul: {
-      const auto& attrs = node.as<ir::MatmulAttrs>();
-      // What is reduced over the rows of a batch is a weight's gradient.
-      if (attrs.transpose_a) return fmt::format("matmul_rows_{}x{}", shape[0], shape[1]);
-      return fmt::format("matmul_{}x{}", operand(0)[1], shape[1]);
+      // What is reduced over the rows of a batch is a weight's gradient. Products of all widths are one kernel.
+      return node.as<ir::MatmulAttrs>().transpose_a ? "matmul_rows" : "matmul";
     }
     default:
       return fmt::format("{}{}", ir::to_string(node.op), sizes(shape));

@@ -10,6 +10,7 @@
 
 #include "ir/error.h"
 #include "ir/op.h"
+#include "passes/hoist.h"
 #include "passes/in_place.h"
 
 namespace difuse::passes {
@@ -49,7 +50,8 @@ struct Piece {
 
 class Planner {
  public:
-  Planner(const Graph& graph, const MemoryOptions& options) : graph_(graph), options_(options), live_(graph.live()) {}
+  Planner(const Graph& graph, const MemoryOptions& options)
+      : graph_(graph), options_(options), live_(graph.live()), once_end_(options.once ? invariant_prefix(graph) : 0) {}
 
   MemoryPlan plan() {
     find_turns();
@@ -76,6 +78,11 @@ class Planner {
   }
   const NodeRange& turn(int id) const { return turns_[static_cast<size_t>(id)]; }
   bool runs_alone(int id) const { return turn(id).first == turn(id).last; }
+
+  /// Whether steps read it though they do not make it.
+  bool is_kept(Value v) {
+    return v.node < once_end_ && !ir::has_trait(node(v.node), ir::kLeaf) && last_read(v) >= once_end_;
+  }
 
   /// The outermost storage that holds the value, and where in it.
   Place root(Place p) const {
@@ -141,10 +148,10 @@ class Planner {
     for (int r = 0; r < static_cast<int>(n.types.size()); ++r) {
       const Value v{id, r};
       if (last_read(v) < 0 && !leaf) continue;
-      if (!leaf && options_.reuse && n.op != Op::pack && runs_alone(id)) {
+      if (!leaf && options_.reuse && n.op != Op::pack && runs_alone(id) && !is_kept(v)) {
         if (join_state(v, in_place) || join_operand(v, in_place)) continue;
       }
-      join(v, {new_storage(v, leaf), 0});
+      join(v, {new_storage(v, leaf || is_kept(v)), 0});
     }
     if (n.op == Op::pack && options_.reuse) gather_parts(id);
   }
@@ -276,6 +283,11 @@ class Planner {
         if (states) plan_.state_bytes += s.bytes;
       }
     }
+    for (Storage& s : storages_) {
+      if (!s.permanent || s.offset >= 0) continue;
+      s.offset = top;
+      top += aligned(s.bytes);
+    }
     plan_.arena_bytes = top;
     place_largest_first(top);
   }
@@ -361,12 +373,14 @@ class Planner {
     }
     plan_.state_copies = std::move(copies_);
     plan_.together = options_.together;
+    plan_.once_end = once_end_;
     return std::move(plan_);
   }
 
   const Graph& graph_;
   const MemoryOptions options_;
   const std::vector<bool> live_;
+  const int once_end_;
   std::vector<NodeRange> turns_;  // by node
   std::vector<std::vector<Place>> places_;
   std::vector<std::vector<int>> last_read_;

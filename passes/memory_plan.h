@@ -12,6 +12,10 @@
 // - the next value of a state is made in the state's own place when every other reader of the state runs before (or it
 //   is elementwise in it); otherwise it is copied there after the last node (`state_copies`).
 //
+// Nodes that are the same in every step and come before all others (hoist.h) run when what they read has been written,
+// and not in every step: what others read of them keeps its place for good, like a state. What only they read is free
+// for others as usual: no value of a step lives while they run.
+//
 // Nodes that run at once (`together`) all read before any of them is done, and all write before any of them is read:
 // what one of them reads lives until the last of them, what one makes lives from the first, and none works in place.
 #pragma once
@@ -51,6 +55,7 @@ struct MemoryPlan {
   std::vector<std::vector<Placement>> placements;  ///< [node][result]
   std::vector<StateCopy> state_copies;
   std::vector<NodeRange> together = {};  ///< In order: nodes that may run at once.
+  int once_end = 0;                      ///< Nodes before this one do not run in every step.
 
   const Placement& at(ir::Value v) const {
     return placements[static_cast<size_t>(v.node)][static_cast<size_t>(v.result)];
@@ -61,6 +66,8 @@ struct MemoryOptions {
   /// false: every value gets its own bytes (but for reshape and view), nothing is in place; the tests' yardstick.
   bool reuse = true;
   std::vector<NodeRange> together = {};  ///< Nodes that run at once, in order; ranges do not overlap.
+  /// false: every step runs every node.
+  bool once = true;
 };
 
 /// Throws Error when two states exchange their old values, or an output is the old value of a state that is replaced:

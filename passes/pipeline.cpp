@@ -14,6 +14,7 @@
 #include "passes/canonicalize.h"
 #include "passes/filter_layout.h"
 #include "passes/fusion/grow.h"
+#include "passes/hoist.h"
 #include "passes/rematerialize.h"
 #include "passes/rewrite.h"
 
@@ -48,6 +49,8 @@ std::vector<Pass> default_passes(const PipelineOptions& options, FusionReport* r
     passes.push_back(
         {"rematerialize", [report](const ir::Graph& g, PassContext& c) { return rematerialize(g, c, report); }});
   }
+  // Last: which kernels there are is settled, and one that reads anything of the step is run in every step.
+  passes.push_back({"hoist", hoist_invariant});
   return passes;
 }
 

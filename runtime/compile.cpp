@@ -1,5 +1,6 @@
 #include "runtime/compile.h"
 
+#include <algorithm>
 #include <filesystem>
 
 #include "codegen/cpu/contractions.h"
@@ -40,13 +41,16 @@ ir::Graph optimize(ir::Graph graph, const ir::Options& options, const ir::Device
                                .report = settings.report});
 }
 
+/// Whether nodes may be left out of most steps: the pass that brings them together decides.
+bool runs_once(const ir::Options& options) { return std::ranges::count(options.disable, "hoist") == 0; }
+
 }  // namespace
 
 ir::DeviceSpec Target::spec() const { return cuda ? cuda->spec() : cpu_spec(threads); }
 
 codegen::CpuPlan plan_cpu(ir::Graph graph, const ir::Options& options, int threads, const CompileSettings& settings) {
   graph = optimize(std::move(graph), options, cpu_spec(threads), settings);
-  passes::MemoryPlan memory = passes::plan_memory(graph, {.reuse = settings.reuse_memory});
+  passes::MemoryPlan memory = passes::plan_memory(graph, {.reuse = settings.reuse_memory, .once = runs_once(options)});
   const auto contractions = codegen::make_contractions();
   return codegen::lower_cpu(std::move(graph), std::move(memory), *contractions);
 }
@@ -56,11 +60,12 @@ codegen::cuda::CudaPlan plan_cuda(ir::Graph graph, const ir::Options& options, c
   graph = optimize(std::move(graph), options, device, settings);
   passes::MemoryPlan memory;
   if (settings.fuse && settings.reuse_memory) {
-    codegen::cuda::JoinedNodes joined = codegen::cuda::join_equal_nodes(std::move(graph), device, settings.tuned);
+    codegen::cuda::JoinedNodes joined =
+        codegen::cuda::join_equal_nodes(std::move(graph), device, settings.tuned, runs_once(options));
     graph = std::move(joined.graph);
     memory = std::move(joined.memory);
   } else {
-    memory = passes::plan_memory(graph, {.reuse = settings.reuse_memory});
+    memory = passes::plan_memory(graph, {.reuse = settings.reuse_memory, .once = runs_once(options)});
   }
   codegen::cuda::CudaPlan plan = codegen::cuda::lower_cuda(std::move(graph), std::move(memory), device, settings.tuned);
   // Beside the graph's IR, which the pipeline has written.

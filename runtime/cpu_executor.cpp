@@ -80,6 +80,10 @@ std::unique_ptr<Fetch> CpuExecutor::start_fetch(int64_t offset, int64_t bytes) c
 }
 
 void CpuExecutor::run() {
+  if (once_is_due()) {
+    for (const auto& kernel : plan_->once) kernel->run(context());
+    set_once_is_due(false);
+  }
   if (!profiling_) {
     for (const auto& kernel : plan_->kernels) kernel->run(context());
     return;
@@ -102,12 +106,21 @@ std::vector<double> CpuExecutor::time_steps(int count) {
 }
 
 void CpuExecutor::run_observed(NodeObserver& observer) {
-  for (size_t i = 0; i < plan_->kernels.size();) {
-    const int node = plan_->kernels[i]->node;
-    observer.before(node);
-    for (; i < plan_->kernels.size() && plan_->kernels[i]->node == node; ++i) plan_->kernels[i]->run(context());
-    observer.after(node);
+  for (const auto* kernels : {&plan_->once, &plan_->kernels}) {
+    for (size_t i = 0; i < kernels->size();) {
+      const int node = (*kernels)[i]->node;
+      observer.before(node);
+      for (; i < kernels->size() && (*kernels)[i]->node == node; ++i) (*kernels)[i]->run(context());
+      observer.after(node);
+    }
   }
+  set_once_is_due(false);
+}
+
+OnceKernels CpuExecutor::once_kernels() const {
+  OnceKernels kernels{std::ssize(plan_->once), 0};
+  for (const auto& kernel : plan_->once) kernels.bytes += kernel->bytes;
+  return kernels;
 }
 
 std::vector<KernelProfile> CpuExecutor::profile() const {

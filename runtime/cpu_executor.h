@@ -20,6 +20,7 @@ class CpuExecutor final : public Executor {
   std::vector<double> time_steps(int count) override;
   void enable_profile(bool enabled) override { profiling_ = enabled; }
   std::vector<KernelProfile> profile() const override;
+  OnceKernels once_kernels() const override;
   void run_observed(NodeObserver& observer) override;
 
  private:

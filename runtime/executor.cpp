@@ -16,7 +16,24 @@ void check_size(std::string_view what, std::string_view name, const ir::Type& ty
   throw Error(fmt::format("{} \"{}\" is {}, {} bytes, not {}", what, name, to_string(type), type.bytes(), given));
 }
 
+/// By node: whether it is a state that a node reads before `end`.
+std::vector<bool> states_read_before(const ir::Graph& graph, const passes::MemoryPlan& memory, int end) {
+  std::vector<bool> read(static_cast<size_t>(graph.size()), false);
+  const std::vector<bool> live = graph.live();
+  for (int id = 0; id < end; ++id) {
+    if (!live[static_cast<size_t>(id)] || passes::is_alias(graph, memory, id)) continue;
+    for (ir::Value v : graph.node(id).operands) {
+      while (passes::is_alias(graph, memory, v.node)) v = graph.node(v).operands[0];
+      if (graph.node(v).op == ir::Op::state) read[static_cast<size_t>(v.node)] = true;
+    }
+  }
+  return read;
+}
+
 }  // namespace
+
+Executor::Executor(const ir::Graph& graph, const passes::MemoryPlan& memory)
+    : graph_(graph), memory_(memory), read_once_(states_read_before(graph, memory, memory.once_end)) {}
 
 const passes::Placement& Executor::leaf(ir::Op kind, std::string_view name, size_t bytes) const {
   const ir::Value v = kind == ir::Op::input ? graph_.find_input(name) : graph_.find_state(name);
@@ -45,6 +62,7 @@ void Executor::read_output(std::string_view name, std::span<std::byte> bytes) co
 
 void Executor::write_state(std::string_view name, std::span<const std::byte> bytes) {
   upload(leaf(ir::Op::state, name, bytes.size()).offset, bytes, -1);
+  if (read_once_[static_cast<size_t>(graph_.find_state(name).node)]) once_is_due_ = true;
 }
 
 void Executor::read_state(std::string_view name, std::span<std::byte> bytes) const {

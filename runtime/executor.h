@@ -28,6 +28,12 @@ struct KernelProfile {
   int64_t bytes = 0, flops = 0;  ///< Of one call.
 };
 
+/// Kernels that do not run in every step, all together.
+struct OnceKernels {
+  int64_t launches = 0;
+  int64_t bytes = 0;  ///< Read and written.
+};
+
 /// Looks into a step while it runs (Executor::run_observed). A node's kernels run together.
 class NodeObserver {
  public:
@@ -61,9 +67,10 @@ class Executor {
   /// An output as it is after the steps so far, copied without waiting for them.
   std::unique_ptr<Fetch> fetch_output(std::string_view name) const;
 
-  /// One step, which may go on after the call returns: what a device finds wrong is thrown by this or a later call.
-  /// Allocates nothing of its own but in the first steps. Throws Error when a kernel finds bad data (a gather's index
-  /// out of range); outputs and states are then in between two steps.
+  /// One step, which may go on after the call returns: before it, where a state that they read has been written since
+  /// they ran, the kernels whose results are the same in every step (passes/hoist.h). What a device finds wrong is
+  /// thrown by this or a later call. Allocates nothing of its own but in the first steps. Throws Error when a kernel
+  /// finds bad data (a gather's index out of range); outputs and states are then in between two steps.
   virtual void run() = 0;
   /// Waits for the steps so far.
   virtual void wait() const = 0;
@@ -81,14 +88,22 @@ class Executor {
   /// In the order in which the kernels run; zeros before a profiled step.
   virtual std::vector<KernelProfile> profile() const = 0;
 
-  /// One step, node by node. Nodes that need no kernel are passed over; what copies a state is seen as its node again.
+  /// What runs before the first step, and before the next one after a state was written that it reads.
+  virtual OnceKernels once_kernels() const = 0;
+
+  /// One step, node by node, with what runs once. Nodes that need no kernel are passed over; what copies a state is
+  /// seen as its node again.
   virtual void run_observed(NodeObserver& observer) = 0;
   /// What lies at a value's place now; false, and nothing is read, where it has none.
   bool read_value(ir::Value v, std::span<std::byte> bytes) const;
 
  protected:
   /// The graph and plan belong to the derived class and must last as long as it.
-  Executor(const ir::Graph& graph, const passes::MemoryPlan& memory) : graph_(graph), memory_(memory) {}
+  Executor(const ir::Graph& graph, const passes::MemoryPlan& memory);
+
+  /// Whether kernels that run once must run before the next step. They have run where one sets it to false.
+  bool once_is_due() const { return once_is_due_; }
+  void set_once_is_due(bool due) { once_is_due_ = due; }
 
   /// Between host memory and the arena. `upload` may return before the bytes are there, but not before `bytes` may
   /// change; `slot` tells uploads apart that come once a step, and is -1 for others.
@@ -105,6 +120,8 @@ class Executor {
 
   const ir::Graph& graph_;
   const passes::MemoryPlan& memory_;
+  std::vector<bool> read_once_;  // by node: a state that kernels read that run once
+  bool once_is_due_ = true;
 };
 
 /// The median of `numbers`; 0 where there are none.

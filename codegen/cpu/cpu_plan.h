@@ -43,8 +43,9 @@ struct CpuPlan {
   ir::Graph graph;
   passes::MemoryPlan memory;
   std::vector<std::unique_ptr<CpuKernel>> kernels;
-  int64_t scratch_bytes = 0;    ///< Per thread.
-  int64_t workspace_bytes = 0;  ///< For whichever kernel runs.
+  std::vector<std::unique_ptr<CpuKernel>> once = {};  ///< Run before them, as passes::MemoryPlan::once_end says.
+  int64_t scratch_bytes = 0;                          ///< Per thread.
+  int64_t workspace_bytes = 0;                        ///< For whichever kernel runs.
 };
 
 }  // namespace difuse::codegen

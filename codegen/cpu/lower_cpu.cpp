@@ -83,7 +83,7 @@ class Lowering {
     }
     try {
       add(cpu::assemble(cpu::make_body(body.graph, operands, results, contractions_)), id, node_name(plan_.graph, id),
-          bytes);
+          bytes, id < plan_.memory.once_end ? plan_.once : plan_.kernels);
     } catch (const Error& e) {
       throw Error(fmt::format("lowering %{} = {}: {}", id, ir::to_string(node.op), e.what()), e.remedy(),
                   e.exit_code());
@@ -100,17 +100,18 @@ class Lowering {
     const cpu::BodyOperand operand{place(copy.from), constant};
     const Place result = place(plan_.graph.find_state(copy.state));
     add(cpu::assemble(cpu::make_body(body, std::span(&operand, 1), std::span(&result, 1), contractions_)),
-        copy.from.node, fmt::format("copy_to_{}", copy.state), 2 * type.bytes());
+        copy.from.node, fmt::format("copy_to_{}", copy.state), 2 * type.bytes(), plan_.kernels);
   }
 
-  void add(std::unique_ptr<cpu::PhaseKernel> kernel, int node, std::string name, int64_t bytes) {
+  void add(std::unique_ptr<cpu::PhaseKernel> kernel, int node, std::string name, int64_t bytes,
+           std::vector<std::unique_ptr<CpuKernel>>& to) {
     if (!kernel) return;
     kernel->name = std::move(name);
     kernel->node = node;
     kernel->bytes = bytes;
     plan_.scratch_bytes = std::max(plan_.scratch_bytes, kernel->scratch_bytes);
     plan_.workspace_bytes = std::max(plan_.workspace_bytes, kernel->workspace_bytes);
-    plan_.kernels.push_back(std::move(kernel));
+    to.push_back(std::move(kernel));
   }
 
   CpuPlan& plan_;
@@ -120,7 +121,7 @@ class Lowering {
 }  // namespace
 
 CpuPlan lower_cpu(ir::Graph graph, passes::MemoryPlan memory, const Contractions& contractions) {
-  CpuPlan plan{std::move(graph), std::move(memory), {}, 0, 0};
+  CpuPlan plan{std::move(graph), std::move(memory), {}, {}, 0, 0};
   Lowering(plan, contractions).run();
   return plan;
 }

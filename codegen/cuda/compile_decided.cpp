@@ -22,9 +22,9 @@ std::vector<CompileResult> compile_decided(
   while (true) {
     std::vector<CompileResult> results = compile(plan.sources);
     bool is_new = false;
-    for (const KernelCall& call : plan.calls) {
+    const auto forbid_refused = [&](const KernelCall& call) {
       const auto& error = results[static_cast<size_t>(call.source)].error;
-      if (!error || call.choice < 0) continue;
+      if (!error || call.choice < 0) return;
       for (const ChosenTile& chosen : plan.chosen) {
         if (!computes(call, chosen.node) || chosen.choice != call.choice) continue;
         if (decisions.is_forbidden(chosen.problem, chosen.tile)) continue;
@@ -32,7 +32,9 @@ std::vector<CompileResult> compile_decided(
         is_new = true;
         warn(fmt::format("the {}tile {} is not used: {}", chosen.is_tuned ? "tuned " : "", chosen.tile, error->what()));
       }
-    }
+    };
+    std::ranges::for_each(plan.calls, forbid_refused);
+    std::ranges::for_each(plan.once, forbid_refused);
     if (!is_new) return results;
     plan = lower_cuda(std::move(plan.graph), std::move(plan.memory), device, &decisions);
   }

@@ -100,7 +100,7 @@ struct CudaPlan {
   ir::Graph graph;
   passes::MemoryPlan memory;
   std::vector<CudaSource> sources;  ///< Each distinct kernel once.
-  std::vector<KernelCall> calls;    ///< In stream order.
+  std::vector<KernelCall> calls;    ///< Of a step, in stream order.
   int64_t workspace_bytes = 0;      ///< For whichever node runs; what waits (join/order.h) keeps its part.
   std::vector<ChosenTile> chosen = {};
   /// What a step has at another batch, for the sources alone: they are compiled with the others.
@@ -108,6 +108,8 @@ struct CudaPlan {
   /// Second stages that a later node's kernel does as well (join/part_sums.h). Who looks at nodes one by one runs them
   /// behind their nodes' launches.
   std::vector<KernelCall> taken_over = {};
+  /// Run before a step where what they read has been written (passes::MemoryPlan::once_end), in stream order.
+  std::vector<KernelCall> once = {};
 };
 
 }  // namespace difuse::codegen::cuda

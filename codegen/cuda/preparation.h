@@ -11,7 +11,7 @@ namespace difuse::codegen::cuda {
 class Preparation : public Emission {
  public:
   explicit Preparation(Emission& emission) : emission_(emission) {}
-  Argument workspace(int64_t) override { return Argument::number(0); }
+  Argument workspace(int64_t) override { return {Argument::Kind::workspace, 0}; }
   void launch(KernelDraft draft) override { prepare(std::move(draft)); }
   void prepare(KernelDraft draft) override { emission_.prepare(std::move(draft)); }
 

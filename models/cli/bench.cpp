@@ -126,6 +126,11 @@ void print_text(const Measured& measured, const Problem& problem, const runtime:
   const auto [fastest, slowest] = std::ranges::minmax(measured.steps);
   say("arena: {}; kernel launches: {}\n", format_bytes(static_cast<uint64_t>(executor.arena_bytes())),
       measured.kernels.size());
+  const runtime::OnceKernels once = executor.once_kernels();
+  if (once.launches > 0) {
+    say("once, after parameters are written, in no step's time: {} kernel launch{}, {}\n", once.launches,
+        once.launches == 1 ? "" : "es", format_bytes(static_cast<uint64_t>(once.bytes)));
+  }
   say("compiling took {:.2f} s; {:.2f} s from the start to the end of the first step\n", measured.cold.compile_seconds,
       measured.cold.first_step_seconds);
   if (measured.roofline) {
@@ -149,6 +154,8 @@ void print_json(const Measured& measured, const Problem& problem, const Backend&
   out["state_bytes"] = executor.memory().state_bytes;
   out["held_bytes"] = executor.held_bytes();
   out["launches"] = measured.kernels.size();
+  const runtime::OnceKernels once = executor.once_kernels();
+  out["once"] = {{"launches", once.launches}, {"bytes", once.bytes}};
   out["compile_seconds"] = measured.cold.compile_seconds;
   out["first_step_seconds"] = measured.cold.first_step_seconds;
   out["kernels_compiled"] = measured.cold.kernels.compiled;

@@ -58,8 +58,7 @@ std::string grid_text(const codegen::cuda::Grid& grid) {
 void print_kernels(const codegen::cuda::CudaPlan& plan, const Kernels& kernels) {
   say("{:>5} {:>6} {:>14} {:>8} {:>5} {:>9} {:>10} {:>10}  {}\n", "", "node", "blocks", "threads", "regs", "shared",
       "MB", "MFLOP", "kernel");
-  for (size_t i = 0; i < plan.calls.size(); ++i) {
-    const codegen::cuda::KernelCall& call = plan.calls[i];
+  const auto print = [&](const codegen::cuda::KernelCall& call, const std::string& place) {
     const auto source = static_cast<size_t>(call.source);
     int64_t shared = call.shared_bytes;
     std::string registers = "-";
@@ -67,11 +66,13 @@ void print_kernels(const codegen::cuda::CudaPlan& plan, const Kernels& kernels) 
       shared += kernels[source]->resources.static_shared_bytes;
       registers = fmt::format("{}", kernels[source]->resources.registers);
     }
-    const std::string number = fmt::format("{}{}", overlaps(call) ? "+" : "", i);
+    const std::string number = fmt::format("{}{}", overlaps(call) ? "+" : "", place);
     say("{:>5} {:>6} {:>14} {:>8} {:>5} {:>9} {:>10.3f} {:>10.1f}  {}\n", number, fmt::format("%{}", call.node),
         grid_text(call.grid), call.threads, registers, shared, static_cast<double>(call.bytes) * 1e-6,
         static_cast<double>(call.flops) * 1e-6, plan.sources[source].name);
-  }
+  };
+  for (const codegen::cuda::KernelCall& call : plan.once) print(call, "once");
+  for (size_t i = 0; i < plan.calls.size(); ++i) print(plan.calls[i], std::to_string(i));
 }
 
 void print_sums(const codegen::cuda::CudaPlan& plan) {
@@ -91,6 +92,10 @@ void print_sums(const codegen::cuda::CudaPlan& plan) {
       text(plan.memory.state_bytes), text(plan.memory.tensor_bytes));
   say("workspace: {}\n", text(plan.workspace_bytes));
   say("beside the kernel before (+): {}\n", beside);
+  if (plan.once.empty()) return;
+  int64_t once_bytes = 0;
+  for (const codegen::cuda::KernelCall& call : plan.once) once_bytes += call.bytes;
+  say("once, when parameters are written: {} (bytes moved: {})\n", plan.once.size(), text(once_bytes));
 }
 
 int run_compile(const CompileFlags& flags, const CommandContext& context) {

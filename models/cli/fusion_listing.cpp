@@ -21,19 +21,23 @@ void print_fusions(const codegen::cuda::CudaPlan& plan, const passes::FusionRepo
   say("what each kernel holds, and the bytes that it moves instead of kernels of single ops:\n");
   int64_t bytes = 0, apart = 0;
   std::set<int> told;
-  for (size_t i = 0; i < plan.calls.size(); ++i) {
-    const codegen::cuda::KernelCall& call = plan.calls[i];
+  const auto print = [&](const codegen::cuda::KernelCall& call, const std::string& place) {
     for (int member = 0; member < call.members; ++member) {
       const int node = call.node_of(member);
       if (call.is_copy || !told.insert(node).second) {
-        say("{:>5} {:>6} {}\n", i, fmt::format("%{}", node), call.is_copy ? "copies a state" : "another stage of it");
+        say("{:>5} {:>6} {}\n", place, fmt::format("%{}", node),
+            call.is_copy ? "copies a state" : "another stage of it");
         continue;
       }
       const passes::KernelContent content = passes::content_of(plan.graph, plan.graph.node(node));
-      say("{:>5} {:>6} {}; {}\n", i, fmt::format("%{}", node), content.ops, moved(content.bytes, content.bytes_apart));
+      say("{:>5} {:>6} {}; {}\n", place, fmt::format("%{}", node), content.ops,
+          moved(content.bytes, content.bytes_apart));
       bytes += content.bytes, apart += content.bytes_apart;
     }
-  }
+  };
+  for (const codegen::cuda::KernelCall& call : plan.once) print(call, "once");
+  bytes = apart = 0;  // A step's.
+  for (size_t i = 0; i < plan.calls.size(); ++i) print(plan.calls[i], std::to_string(i));
   say("together: {}\n", moved(bytes, apart));
   say("what was decided on the way (nodes of the graph before fusion, which DIFUSE_DUMP writes):\n");
   for (const std::string& line : report.lines) say("  {}\n", line);

@@ -33,6 +33,7 @@ CudaExecutor::CudaExecutor(std::shared_ptr<const CudaDevice> device, std::unique
       fetches_(std::make_shared<FetchPool>(device_)),
       launches_(*device_, *plan_, plan_->calls, kernels_, arena_.address(), workspace_.address()),
       taken_over_(*device_, *plan_, plan_->taken_over, kernels_, arena_.address(), workspace_.address()),
+      once_(*device_, *plan_, plan_->once, kernels_, arena_.address(), workspace_.address()),
       seconds_(plan_->calls.size()) {
   arena_.zero();
   workspace_.zero();
@@ -51,31 +52,42 @@ std::string CudaExecutor::step_text() const {
 }
 
 /// A kernel may begin while the one before it ends; before the first one comes something else than a kernel.
-void CudaExecutor::launch_all() {
+void CudaExecutor::launch_all(Launches& launches) {
   device_->use();
-  for (size_t i = 0; i < launches_.size(); ++i) launches_.launch(i, /*dependent=*/i > 0);
+  for (size_t i = 0; i < launches.size(); ++i) launches.launch(i, /*dependent=*/i > 0);
 }
 
-void CudaExecutor::launch_checked() {
+void CudaExecutor::launch_checked(Launches& launches) {
   wait();
-  for (size_t i = 0; i < launches_.size(); ++i) {
-    launches_.launch(i, /*dependent=*/false);
-    device_->wait(launches_.name_of(i));
+  for (size_t i = 0; i < launches.size(); ++i) {
+    launches.launch(i, /*dependent=*/false);
+    device_->wait(launches.name_of(i));
   }
 }
 
+/// On the stream before the step's, and in no graph.
+void CudaExecutor::run_once() {
+  if (!has_run_ || options_.check) {
+    launch_checked(once_);
+  } else {
+    launch_all(once_);
+  }
+  set_once_is_due(false);
+}
+
 void CudaExecutor::run() {
+  if (once_is_due()) run_once();
   if (!has_run_ || (options_.check && !profiling_)) {
-    launch_checked();  // What fails is named, and the driver has loaded all code before anything is captured.
+    launch_checked(launches_);  // What fails is named, and the driver has loaded all code before anything is captured.
     has_run_ = true;
   } else if (profiling_) {
     run_profiled();
   } else if (!options_.graphs) {
-    launch_all();
+    launch_all(launches_);
   } else {
     if (!graph_) {
       Capture capture(*device_);
-      launch_all();
+      launch_all(launches_);
       graph_ = capture.finish();
     }
     graph_->launch(step_text());
@@ -152,16 +164,17 @@ void CudaExecutor::run_observed(NodeObserver& observer) {
   };
   std::vector<std::pair<int, std::vector<Part>>> nodes;
   std::map<int, size_t> places;
-  for (size_t i = 0; i < launches_.size(); ++i) {
-    const KernelCall& call = plan_->calls[i];
+  const auto add = [&](Launches& launches, size_t i, const KernelCall& call) {
     for (int member = 0; member < call.members; ++member) {
       const int node = call.node_of(member);
       if (call.is_copy) places.erase(node);
       const auto [it, fresh] = places.try_emplace(node, nodes.size());
       if (fresh) nodes.push_back({node, {}});
-      nodes[it->second].second.push_back({launches_, i, member});
+      nodes[it->second].second.push_back({launches, i, member});
     }
-  }
+  };
+  for (size_t i = 0; i < once_.size(); ++i) add(once_, i, plan_->once[i]);
+  for (size_t i = 0; i < launches_.size(); ++i) add(launches_, i, plan_->calls[i]);
   for (size_t i = 0; i < taken_over_.size(); ++i) {
     const auto same = [&](const auto& node) { return node.first == plan_->taken_over[i].node; };
     std::ranges::find_if(nodes, same)->second.push_back({taken_over_, i, 0});
@@ -175,6 +188,13 @@ void CudaExecutor::run_observed(NodeObserver& observer) {
     observer.after(node);
   }
   has_run_ = true;
+  set_once_is_due(false);
+}
+
+OnceKernels CudaExecutor::once_kernels() const {
+  OnceKernels kernels{std::ssize(plan_->once), 0};
+  for (const KernelCall& call : plan_->once) kernels.bytes += call.bytes;
+  return kernels;
 }
 
 void CudaExecutor::upload(int64_t offset, std::span<const std::byte> bytes, int slot) {

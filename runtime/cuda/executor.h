@@ -44,6 +44,7 @@ class CudaExecutor final : public Executor {
   std::vector<double> time_steps(int count) override;
   void enable_profile(bool enabled) override { profiling_ = enabled; }
   std::vector<KernelProfile> profile() const override;
+  OnceKernels once_kernels() const override;
   void run_observed(NodeObserver& observer) override;
 
  private:
@@ -52,9 +53,10 @@ class CudaExecutor final : public Executor {
                const CudaExecutorOptions& options);
   std::string step_text() const;
 
-  void launch_all();
+  void launch_all(Launches& launches);
   /// One at a time, waiting for each: an Error names the kernel.
-  void launch_checked();
+  void launch_checked(Launches& launches);
+  void run_once();
   void run_profiled();
   void capture_profile();
   void collect_profile();
@@ -70,7 +72,7 @@ class CudaExecutor final : public Executor {
   DeviceMemory arena_, workspace_;
   UploadRing uploads_;
   std::shared_ptr<FetchPool> fetches_;
-  Launches launches_, taken_over_;  // The step's, and what it has no launch for.
+  Launches launches_, taken_over_, once_;  // The step's, what it has no launch for, and what not every step runs.
   bool has_run_ = false;
   std::unique_ptr<CudaGraph> graph_;
 

@@ -12,9 +12,11 @@ LoadedKernels::LoadedKernels(const CudaDevice& device, const codegen::cuda::Cuda
                              std::span<const std::shared_ptr<const codegen::CompiledKernel>> kernels)
     : device_(device) {
   std::vector<int64_t> shared_bytes(kernels.size());
-  for (const codegen::cuda::KernelCall& call : plan.calls) {
-    int64_t& most = shared_bytes[static_cast<size_t>(call.source)];
-    most = std::max(most, call.shared_bytes);
+  for (const auto* calls : {&plan.calls, &plan.once}) {
+    for (const codegen::cuda::KernelCall& call : *calls) {
+      int64_t& most = shared_bytes[static_cast<size_t>(call.source)];
+      most = std::max(most, call.shared_bytes);
+    }
   }
   try {
     for (size_t i = 0; i < kernels.size(); ++i) load(*kernels[i], shared_bytes[i]);

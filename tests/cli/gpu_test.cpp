@@ -75,9 +75,9 @@ TEST_F(Compile, PrintsAndDumpsEachKernel) {
 
 TEST_F(Compile, ASamplingStepHasAKernelPerLine) {
   const Outcome outcome =
-      difuse({"compile", "--model", "tiny", "--mode", "sample", "--batch", "3", "--dtype", "f32"}, environment());
+      difuse({"compile", "--model", "tiny", "--mode", "sample", "--batch", "3", "--dtype", "bf16"}, environment());
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
-  EXPECT_CONTAINS(outcome.out, "compiling tiny, sample, batch 3 for sm_90a (h100), f32");
+  EXPECT_CONTAINS(outcome.out, "compiling tiny, sample, batch 3 for sm_90a (h100), bf16");
   const size_t at = outcome.out.find("kernels: ", outcome.out.find("conv_fprop"));
   ASSERT_NE(at, std::string::npos);
   const int64_t kernels = std::atoll(outcome.out.c_str() + at + 9);
@@ -85,7 +85,9 @@ TEST_F(Compile, ASamplingStepHasAKernelPerLine) {
   EXPECT_LT(kernels, 400);
   int64_t lines = 0;
   for (size_t p = outcome.out.find(" %"); p < at; p = outcome.out.find(" %", p + 1)) ++lines;
-  EXPECT_EQ(lines, kernels);
+  EXPECT_EQ(lines, kernels + 1) << "the parameters' rounding is none of a step's";
+  EXPECT_CONTAINS(outcome.out, "\n once     %");
+  EXPECT_CONTAINS(outcome.out, "\nonce, when parameters are written: 1 (bytes moved: 1.7 MB)\n");
 }
 
 TEST_F(Compile, SaysWhatWasFusedAndDrawsIt) {
@@ -173,14 +175,17 @@ TEST(Bench, MeasuresTheCpu) {
 }
 
 TEST(Bench, AForwardHasNoBackward) {
-  const Outcome json =
-      difuse({"bench", "--model", "tiny", "--mode", "forward", "--batch", "2", "--json", "--device", "cpu"});
-  ASSERT_EQ(json.exit_code, 0) << json.err;
-  const auto out = nlohmann::json::parse(json.out);
-  EXPECT_EQ(out.at("problem"), "tiny, forward, batch 2");
-  EXPECT_FALSE(out.contains("kernels"));
-  EXPECT_GT(out.at("launches"), 50);
-  EXPECT_LT(out.at("launches"), 250);
+  for (const char* dtype : {"f32", "bf16"}) {
+    const Outcome json = difuse({"bench", "--model", "tiny", "--mode", "forward", "--batch", "2", "--json", "--device",
+                                 "cpu", "--dtype", dtype});
+    ASSERT_EQ(json.exit_code, 0) << json.err;
+    const auto out = nlohmann::json::parse(json.out);
+    EXPECT_EQ(out.at("problem"), "tiny, forward, batch 2");
+    EXPECT_FALSE(out.contains("kernels"));
+    EXPECT_GT(out.at("launches"), 50);
+    EXPECT_LT(out.at("launches"), 250);
+    EXPECT_EQ(out.at("once").at("launches"), out.at("precision") == "f32" ? 0 : 1) << "the parameters' rounding";
+  }
 }
 
 TEST(NoGpu, IsOneMessageThatSaysWhatStillWorks) {

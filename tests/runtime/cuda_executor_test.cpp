@@ -242,6 +242,67 @@ TEST_F(FakeCuda, ShowsEachNode) {
   EXPECT_EQ(state(*e)[3], 8);
 }
 
+/// y = x + (w + w), whose sum of a state that no step replaces is run once.
+CudaPlan sum_of_a_weight() {
+  CudaPlan plan;
+  ir::Builder b(plan.graph);
+  const ir::Type type{ir::DType::f32, {4}};
+  const ir::Value x = b.input("x", type), w = b.state("s", type), other = b.state("other", type);
+  const ir::Value ww = b.add(w, w), y = b.add(x, ww);
+  plan.graph.set_output("y", y);
+  plan.graph.set_update("other", b.neg(other));
+  plan.memory = passes::plan_memory(plan.graph);
+  const auto at = [&](ir::Value v) { return Argument{Argument::Kind::arena, plan.memory.at(v).offset}; };
+  plan.sources = {{"add_up", "", "sm_90a", {}}, {"add_up_and_count", "", "sm_90a", {}}};
+  plan.once.push_back({.source = 1, .node = ww.node, .grid = {}, .arguments = {at(ww), at(w), at(w), {.value = 4}}});
+  plan.once.back().bytes = 48;
+  plan.calls.push_back({.source = 0, .node = y.node, .grid = {}, .arguments = {at(y), at(x), at(ww), {.value = 4}}});
+  return plan;
+}
+
+int counted = 0;
+int add_and_count(const uint64_t* arguments, unsigned blocks) {
+  ++counted;
+  return add(arguments, blocks);
+}
+
+TEST_F(FakeCuda, WhatIsTheSameInEveryStepRunsWhenItsStateIsWritten) {
+  for (const CudaExecutorOptions options : {CudaExecutorOptions{}, {.graphs = false}, {.check = true}}) {
+    counted = 0;
+    CudaExecutor e(device_, sum_of_a_weight(),
+                   Kernels{fake_kernel("add_up", add, 4), fake_kernel("add_up_and_count", add_and_count, 4)}, options);
+    EXPECT_EQ(e.once_kernels().launches, 1);
+    EXPECT_EQ(e.once_kernels().bytes, 48);
+    int runs = 0;
+    for (const Numbers weights : {Numbers{1, 2, 3, 4}, Numbers{10, 20, 30, 40}, Numbers{5, 5, 5, 5}}) {
+      set_state(e, weights);
+      ++runs;
+      for (float step = 0; step < 4; ++step) {
+        write(e, Numbers{step, 0, 0, 0});
+        e.write_state("other", std::as_bytes(std::span(weights)));  // Nothing is made of it alone.
+        e.run();
+        EXPECT_EQ(output(e), (Numbers{step + 2 * weights[0], 2 * weights[1], 2 * weights[2], 2 * weights[3]}));
+        EXPECT_EQ(counted, runs);
+      }
+    }
+    EXPECT_EQ(e.profile().size(), 1);
+    e.enable_profile(true);
+    set_state(e, {1, 1, 1, 1});
+    e.run();
+    EXPECT_EQ(counted, ++runs);
+    EXPECT_EQ(output(e)[1], 2);
+    // A step that is looked into runs all of its nodes.
+    struct Observer : NodeObserver {
+      void before(int node) override { nodes.push_back(node); }
+      void after(int) override {}
+      std::vector<int> nodes;
+    } observer;
+    e.run_observed(observer);
+    EXPECT_EQ(observer.nodes, (std::vector{3, 4}));
+    EXPECT_EQ(counted, ++runs);
+  }
+}
+
 TEST_F(FakeCuda, OneLaunchOfTwoNodesIsShownNodeByNode) {
   CudaPlan plan;
   ir::Builder b(plan.graph);

@@ -64,6 +64,38 @@ TEST(JoinedLaunches, WhatOnlyTheEndReadsWaitsForItsKind) {
   expect_same_bits(graph);
 }
 
+/// Projections of one matrix to several widths, and what is computed backwards through each of them.
+Graph projections(DType dtype, const std::vector<int64_t>& widths) {
+  Graph graph("step");
+  Builder b(graph);
+  const Value x = b.input("x", {dtype, {5, 32}});
+  for (size_t i = 0; i < widths.size(); ++i) {
+    const std::string n = std::to_string(i);
+    const Value w = b.input("w" + n, {dtype, {widths[i], 32}}), dy = b.input("dy" + n, {dtype, {5, widths[i]}});
+    const Value y = b.matmul(x, w, false, true);
+    graph.set_output("y" + n, b.add(y, b.broadcast(b.input("b" + n, {DType::f32, {widths[i]}}), b.shape(y), {1})));
+    graph.set_output("dx" + n, b.matmul(dy, w));
+    graph.set_output("dw" + n, b.matmul(dy, x, true));
+  }
+  return passes::run_pipeline(graph, *ir::find_device_spec("h100"), {});
+}
+
+TEST(JoinedLaunches, ProductsOfSeveralWidthsAreOne) {
+  for (const DType dtype : {DType::bf16, DType::f32}) {
+    const Graph graph = projections(dtype, {16, 48, 32, 80});
+    // Forward, the rows' gradients and the weights', whose sum over so few rows has no second stage.
+    EXPECT_EQ(members(joined_plan(graph)), (std::vector{4, 4, 4}));
+    expect_same_bits(graph);
+  }
+}
+
+TEST(JoinedLaunches, ProductsOfWidthsThatAreCopiedOtherwiseStayApart) {
+  const Graph graph = projections(DType::bf16, {16, 18});  // 18 numbers are no whole copies of 16 bytes.
+  std::vector<int> counts = members(joined_plan(graph));
+  EXPECT_EQ(std::ranges::count(counts, 1), 6);
+  expect_same_bits(graph);
+}
+
 TEST(JoinedLaunches, WhatIsReadyEarlyComesWithTheFirstOfItsKind) {
   Graph graph("step");
   Builder b(graph);

@@ -266,19 +266,19 @@ class FilterColumns {
 };
 
 /// MN-major columns of a matrix [k, columns].
-template <class Tile_, int vec, int threads, int columns, class index_t>
+template <class Tile_, int vec, int threads, class index_t>
 class MatrixColumns {
  public:
   using T = typename Tile_::Element;
 
-  __device__ __forceinline__ MatrixColumns(const T* matrix, int first)
-      : matrix_(matrix), column_(first + Mine::column()) {}
+  __device__ __forceinline__ MatrixColumns(const T* matrix, int first, index_t columns)
+      : matrix_(matrix), columns_(columns), column_(first + Mine::column()) {}
 
   template <class Cursor>
   __device__ __forceinline__ void load(unsigned char* slot, const Cursor& cursor) const {
     copy_share<Tile_, vec, threads>(slot, matrix_, [&](int i) {
       const index_t k = cursor.k + Mine::row(i);
-      return Place<index_t>{k * columns + column_, k < cursor.end && column_ < columns};
+      return Place<index_t>{k * columns_ + column_, k < cursor.end && column_ < columns_};
     });
   }
 
@@ -286,6 +286,7 @@ class MatrixColumns {
   using Mine = Share<Tile_, vec, threads>;
 
   const T* matrix_;
+  index_t columns_;
   int column_;
 };
 

@@ -1,7 +1,7 @@
 // Convolutions and matrix products with what is computed from their value, as matrix products on the tensor cores
 // (device/gemm.cuh) or, in f32, by fused multiply-adds (device/gemm_fma.cuh). One kernel; where the sum runs over the
 // batch (a weight's gradient) two: the sum is divided among blocks, whose partial results a second kernel adds in a
-// fixed order.
+// fixed order. Of a matrix's rows, which may be few, one where a single block has the whole sum.
 #include <algorithm>
 #include <bit>
 
@@ -11,6 +11,7 @@
 #include "codegen/cuda/emit/contraction/tiles.h"
 #include "codegen/cuda/emit/epilogue.h"
 #include "codegen/cuda/kernel_spec.h"
+#include "codegen/cuda/preparation.h"
 #include "codegen/cuda/problem_text.h"
 #include "codegen/node_body.h"
 #include "ir/error.h"
@@ -30,6 +31,18 @@ KernelDraft tuned_kernel(const KernelSpec& spec, const GemmProblem& problem, con
   KernelDraft draft = product_kernel(spec, problem, tile);
   draft.choice = 0;
   return draft;
+}
+
+void emit_whole(const KernelSpec& spec, GemmProblem problem, const GemmTile& tile, Emission& emission) {
+  problem.is_split = false;
+  emission.launch(tuned_kernel(spec, problem, tile));
+}
+
+void emit_split(const KernelSpec& spec, const GemmProblem& problem, const GemmTile& tile, Emission& emission) {
+  const ir::Graph product = part_of(spec.body, {problem.value});
+  const Argument partials = emission.workspace(problem.splits * problem.rows * problem.columns * 4);
+  emission.launch(tuned_kernel(product_spec(spec, product, partials), problem, tile));
+  emit_sum(spec, problem.value, partials, partial_sums(spec, problem), emission);
 }
 
 }  // namespace
@@ -59,7 +72,7 @@ std::vector<TileChoice> contraction_choices(const KernelSpec& spec) {
                                         : spec.body.type(spec.body.node(p.value).operands[0]).shape[0];
   const std::vector<GemmTile> tiles = tiles_of(p, spec.device);
   GemmProblem now = p;
-  now.usual_rows = p.rows, now.usual_depth = p.depth, now.usual_splits = p.splits;
+  now.usual_rows = p.rows, now.usual_columns = p.columns, now.usual_depth = p.depth, now.usual_splits = p.splits;
   std::vector<double> cycles;
   for (const GemmTile& tile : tiles) {
     choice.tiles.push_back(to_string(tile));
@@ -74,13 +87,16 @@ void emit_contraction(const KernelSpec& spec, Emission& emission) {
   const GemmProblem problem = gemm_problem(spec);
   const GemmTile tile = tiles_of(problem, spec.device).at(spec.tile(0));
   if (!problem.is_split) {
-    emission.launch(tuned_kernel(spec, problem, tile));
-    return;
+    emit_whole(spec, problem, tile, emission);
+  } else if (problem.op != ir::Op::matmul) {
+    emit_split(spec, problem, tile, emission);
+  } else {
+    // The rows of a matrix are few where the batch is not large: one split has nothing to add.
+    Preparation other(emission);
+    const bool is_whole = problem.splits == 1;
+    emit_whole(spec, problem, tile, is_whole ? emission : other);
+    emit_split(spec, problem, tile, is_whole ? other : emission);
   }
-  const ir::Graph product = part_of(spec.body, {problem.value});
-  const Argument partials = emission.workspace(problem.splits * problem.rows * problem.columns * 4);
-  emission.launch(tuned_kernel(product_spec(spec, product, partials), problem, tile));
-  emit_sum(spec, problem.value, partials, partial_sums(spec, problem), emission);
 }
 
 }  // namespace difuse::codegen::cuda

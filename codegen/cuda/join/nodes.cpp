@@ -65,8 +65,8 @@ std::vector<int64_t> bytes_free(const Graph& graph, const passes::MemoryPlan& me
     const passes::Placement& p = memory.at(value);
     // What is packed is made in its place: the vector is counted as its parts are.
     if (graph.node(value).op == Op::pack || !p.placed()) continue;
-    const bool is_leaf = ir::has_trait(graph.node(value), ir::kLeaf);
-    add(is_leaf ? 0 : value.node, is_leaf ? graph.size() - 1 : reader, p.bytes);
+    const bool stays = ir::has_trait(graph.node(value), ir::kLeaf) || value.node < memory.once_end;
+    add(stays ? 0 : value.node, stays ? graph.size() - 1 : reader, p.bytes);
   }
   std::partial_sum(change.begin(), change.end() - 1, change.begin());
   change.pop_back();
@@ -88,7 +88,8 @@ Kinds find_kinds(const Graph& graph, const passes::MemoryPlan& memory, const ir:
   for_each_spec(graph, memory, device, [&](const KernelSpec& spec, int node) {
     if (node <= latest) return;  // Copies a state.
     latest = node;
-    if (moves_nothing(graph, node)) return;
+    // What is not run in every step stays before what is.
+    if (moves_nothing(graph, node) || node < memory.once_end) return;
     const auto emit = [&](int members) {
       KernelSpec member = spec;
       member.members = members;
@@ -334,10 +335,10 @@ class Mover {
 
 }  // namespace
 
-JoinedNodes join_equal_nodes(Graph graph, const ir::DeviceSpec& device, const TuningTable* decisions) {
+JoinedNodes join_equal_nodes(Graph graph, const ir::DeviceSpec& device, const TuningTable* decisions, bool once) {
   constexpr int64_t kShare = 32, kLeast = int64_t{1} << 18;  // Of a small arena a few per cent are nothing.
   constexpr int64_t kShares = 4;  // Of the arena's free bytes: not all of them lie in one piece.
-  passes::MemoryPlan memory = passes::plan_memory(graph);
+  passes::MemoryPlan memory = passes::plan_memory(graph, {.once = once});
   const Kinds kinds = find_kinds(graph, memory, device, decisions);
   if (kinds.nodes.empty()) return {std::move(graph), std::move(memory)};
   const int64_t most = std::max(kLeast, memory.arena_bytes / kShare);
@@ -347,7 +348,7 @@ JoinedNodes join_equal_nodes(Graph graph, const ir::DeviceSpec& device, const Tu
     for (int64_t share = kinds.any_shares() ? kShares : 0; share >= 0; --share) {
       std::vector<int64_t> spare = free;
       for (int64_t& bytes : spare) bytes = bytes / kShares * share;
-      passes::MemoryOptions options;
+      passes::MemoryOptions options{.once = once};
       Graph moved = Mover(graph, kinds, held, std::move(spare)).run(options.together);
       if (options.together.empty()) return {std::move(graph), std::move(memory)};
       passes::MemoryPlan plan = passes::plan_memory(moved, options);

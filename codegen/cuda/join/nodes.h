@@ -28,7 +28,8 @@ struct JoinedNodes {
   passes::MemoryPlan memory;  ///< With the ranges (MemoryPlan::together).
 };
 
-/// `decisions`: as lower_cuda takes them. Throws Error as lower_cuda does.
-JoinedNodes join_equal_nodes(ir::Graph graph, const ir::DeviceSpec& device, const TuningTable* decisions = nullptr);
+/// `decisions`: as lower_cuda takes them; `once`: passes::MemoryOptions::once. Throws Error as lower_cuda does.
+JoinedNodes join_equal_nodes(ir::Graph graph, const ir::DeviceSpec& device, const TuningTable* decisions = nullptr,
+                             bool once = true);
 
 }  // namespace difuse::codegen::cuda

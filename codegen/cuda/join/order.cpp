@@ -71,7 +71,18 @@ int LaunchOrder::first_read(int node, const KernelSpec& spec, const KernelCall& 
   return first;
 }
 
+/// All calls so far are of what runs once.
+void LaunchOrder::begin_step() {
+  run_group();
+  while (!waiting_.empty()) run_waiting(0);
+  plan_.once = std::move(plan_.calls);
+  plan_.calls.clear();
+  taken_ = 0;
+  in_step_ = true;
+}
+
 TakenSums LaunchOrder::begin(int node, const KernelSpec& spec) {
+  if (!in_step_ && (node >= plan_.memory.once_end || node <= latest_)) begin_step();
   if (node > range_.last || node <= latest_) run_group();
   if (node > latest_ && node > range_.last) {
     range_ = {node, node};
@@ -200,6 +211,7 @@ void LaunchOrder::keep_within_limit() {
 }
 
 void LaunchOrder::finish() {
+  if (!in_step_) begin_step();
   run_group();
   while (!waiting_.empty()) run_waiting(0);
   joiner_.prepare_both();

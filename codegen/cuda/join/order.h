@@ -6,6 +6,9 @@
 // - a second stage, which reads nothing but what its node left in the workspace, waits until somebody reads its result.
 //   Meanwhile others of its kind come together, and then they are one launch. Or, where it adds an image's parts, who
 //   reads the sums may add them itself (part_sums.h).
+//
+// Launches of nodes that do not run in every step (MemoryPlan::once_end) are a list of their own: none of theirs waits
+// for a node of the step.
 #pragma once
 
 #include <vector>
@@ -46,6 +49,7 @@ class LaunchOrder {
 
   int first_read(int node, const KernelSpec& spec, const KernelCall& call) const;
   TakenSums take(int node, const KernelSpec& spec);
+  void begin_step();
   void run_group();
   void run_waiting(size_t first);
   void keep_within_limit();
@@ -59,6 +63,7 @@ class LaunchOrder {
   std::vector<Waiting> waiting_, taken_over_;  // by the node that is being lowered
   size_t taken_ = 0;                           // calls of the plan that are in order
   int latest_ = -1;
+  bool in_step_ = false;  // What runs once has its launches.
 };
 
 }  // namespace difuse::codegen::cuda

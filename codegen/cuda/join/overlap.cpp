@@ -117,20 +117,22 @@ std::string with_waits_parameter(const std::string& source) {
 }
 
 void overlap_launches(CudaPlan& plan) {
-  std::vector<std::optional<std::vector<Range>>> touched;  // since the last launch that waits at its beginning
-  for (KernelCall& call : plan.calls) {
-    const auto meets_none = [&](const std::optional<std::vector<Range>>& ranges) {
-      return ranges && !touched.empty() &&
-             std::ranges::all_of(touched, [&](const auto& other) { return other && !conflict(*ranges, *other); });
-    };
-    std::optional<std::vector<Range>> own = Touched(plan, call).ranges();
-    if (meets_none(own)) {
-      set(call, Waits::at_end);
-    } else {
-      if (meets_none(Touched(plan, call).early_ranges())) set(call, Waits::after_early_reads);
-      touched.clear();
+  for (auto* calls : {&plan.once, &plan.calls}) {
+    std::vector<std::optional<std::vector<Range>>> touched;  // since the last launch that waits at its beginning
+    for (KernelCall& call : *calls) {
+      const auto meets_none = [&](const std::optional<std::vector<Range>>& ranges) {
+        return ranges && !touched.empty() &&
+               std::ranges::all_of(touched, [&](const auto& other) { return other && !conflict(*ranges, *other); });
+      };
+      std::optional<std::vector<Range>> own = Touched(plan, call).ranges();
+      if (meets_none(own)) {
+        set(call, Waits::at_end);
+      } else {
+        if (meets_none(Touched(plan, call).early_ranges())) set(call, Waits::after_early_reads);
+        touched.clear();
+      }
+      touched.push_back(std::move(own));
     }
-    touched.push_back(std::move(own));
   }
 }
 

@@ -180,7 +180,7 @@ void Joiner::prepare_both() {
   std::map<int, int> single_forms;
   for (const auto& [single, joined] : sources_) single_forms.emplace(joined, single);
   std::map<int, int> launches;  // by the single form
-  for (const auto* calls : {&plan_.calls, &plan_.prepared}) {
+  for (const auto* calls : {&plan_.calls, &plan_.prepared, &plan_.once}) {
     for (const KernelCall& call : *calls) {
       if (call.members > 1) {
         launches[single_forms.at(call.source)] += call.members;
@@ -243,7 +243,7 @@ std::vector<KernelCall> Joiner::join(const std::vector<KernelCall>& calls) {
 
 void remove_unused_sources(CudaPlan& plan) {
   std::vector<int> place(plan.sources.size(), -1);
-  for (const auto* calls : {&plan.calls, &plan.prepared, &plan.taken_over}) {
+  for (const auto* calls : {&plan.calls, &plan.prepared, &plan.taken_over, &plan.once}) {
     for (const KernelCall& call : *calls) place[static_cast<size_t>(call.source)] = 0;
   }
   std::vector<CudaSource> used;
@@ -253,7 +253,7 @@ void remove_unused_sources(CudaPlan& plan) {
     used.push_back(std::move(plan.sources[i]));
   }
   plan.sources = std::move(used);
-  for (auto* calls : {&plan.calls, &plan.prepared, &plan.taken_over}) {
+  for (auto* calls : {&plan.calls, &plan.prepared, &plan.taken_over, &plan.once}) {
     for (KernelCall& call : *calls) call.source = place[static_cast<size_t>(call.source)];
   }
 }

@@ -299,10 +299,23 @@ INSTANTIATE_TEST_SUITE_P(All, ContractionCase, ::testing::ValuesIn(cases()),
 /// The first `count` elements.
 std::vector<double> head(const Tensor& t, int64_t count) { return {t.data.begin(), t.data.begin() + count}; }
 
-std::vector<std::string> sources_of(const Graph& body) {
-  std::vector<std::string> sources;
-  for (const KernelDraft& draft : emitted(place(body, {})).drafts) sources.push_back(draft.source);
+/// Of all that is compiled, whether this batch launches it or another.
+std::set<std::string> sources_of(const Graph& body) {
+  const Recorder all = emitted(place(body, {}));
+  std::set<std::string> sources;
+  for (const auto* drafts : {&all.drafts, &all.prepared}) {
+    for (const KernelDraft& draft : *drafts) sources.insert(draft.source);
+  }
   return sources;
+}
+
+TEST(Contraction, AMatrixOfFewRowsIsSummedWhole) {
+  const auto stages = [](int64_t rows) {
+    return emitted(place(plain(Matmul{64, 96, rows, true, false}, DType::bf16), {})).drafts.size();
+  };
+  EXPECT_EQ(stages(32), 1);
+  EXPECT_EQ(stages(511), 1);
+  EXPECT_EQ(stages(512), 2);
 }
 
 /// A body of one contraction, by batch.
@@ -390,7 +403,7 @@ INSTANTIATE_TEST_SUITE_P(All, ContractionOfBatch, ::testing::ValuesIn(by_image()
 TEST(Contraction, CompilesOnceForAllBatches) {
   for (const std::vector<OfBatch>& list : {by_image(), over_images()}) {
     for (const OfBatch& problem : list) {
-      const std::vector<std::string> one = sources_of(problem.make(1));
+      const std::set<std::string> one = sources_of(problem.make(1));
       for (const int64_t batch : {2, 3, 13, 64, 3000}) {
         EXPECT_EQ(sources_of(problem.make(batch)), one) << problem.name << ", batch " << batch;
       }

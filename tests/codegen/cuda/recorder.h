@@ -22,10 +22,10 @@ class Recorder : public Emission {
     return {Argument::Kind::workspace, at};
   }
   void launch(KernelDraft draft) override { drafts.push_back(std::move(draft)); }
-  void prepare(KernelDraft) override {}
+  void prepare(KernelDraft draft) override { prepared.push_back(std::move(draft)); }
 
   int64_t workspace_bytes = 0;
-  std::vector<KernelDraft> drafts;
+  std::vector<KernelDraft> drafts, prepared;
 };
 
 /// Expects that no field of the template is left.

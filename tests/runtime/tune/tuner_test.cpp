@@ -23,14 +23,14 @@ using codegen::cuda::TuningSite;
 
 const ir::DeviceSpec& h100() { return *ir::find_device_spec("h100"); }
 
-/// A product for each width; the first has the least work.
-std::vector<TuningSite> products(const std::vector<int64_t>& widths) {
+/// A product for each width; the first has the least work. So deep, each is a problem of its own (narrow ones are not).
+std::vector<TuningSite> products(const std::vector<int64_t>& widths, int64_t depth = 4096) {
   ir::Graph graph("products");
   ir::Builder b(graph);
   for (const int64_t width : widths) {
     const std::string name = std::to_string(width);
-    const ir::Value a = b.input("a" + name, {ir::DType::bf16, {96, 64}});
-    const ir::Value w = b.input("w" + name, {ir::DType::bf16, {width, 64}});
+    const ir::Value a = b.input("a" + name, {ir::DType::bf16, {96, depth}});
+    const ir::Value w = b.input("w" + name, {ir::DType::bf16, {width, depth}});
     graph.set_output(name, b.matmul(a, w, false, /*transpose_b=*/true));
   }
   return codegen::cuda::tuning_sites(codegen::cuda::lower_cuda(graph, passes::plan_memory(graph), h100()), h100());
@@ -249,7 +249,7 @@ TEST(Tuner, KeepsWhatIsDecidedWhenItIsStopped) {
 
 /// Real kernels: every candidate computes the same bits, but for one that was tampered with.
 TEST(Tuner, FindsAPlantedFaultByItsBits) {
-  const auto sites = products({32});
+  const auto sites = products({32}, 64);
   const auto spoil = [](std::string source) {
     const std::string from = "block.multiply(shared, load_a, load_b, cursor);";
     const size_t at = source.find(from);

@@ -43,7 +43,12 @@ void EmulatedExecutor::download(int64_t offset, std::span<std::byte> bytes) cons
   std::copy_n(arena_.get() + offset, bytes.size(), bytes.begin());
 }
 
-void EmulatedExecutor::run() { run_emulated(*plan_, arena_.get(), workspace_.get(), {.find_races = true}); }
+void EmulatedExecutor::run() {
+  const EmulatorOptions options{.find_races = true};
+  if (once_is_due()) run_emulated(*plan_, plan_->once, arena_.get(), workspace_.get(), options);
+  set_once_is_due(false);
+  run_emulated(*plan_, arena_.get(), workspace_.get(), options);
+}
 
 std::unique_ptr<EmulatedExecutor> lower_emulated(const ir::Graph& graph, bool reuse_memory,
                                                  const ir::DeviceSpec* device) {

@@ -21,6 +21,7 @@ class EmulatedExecutor final : public runtime::Executor {
   std::vector<double> time_steps(int) override { return {}; }
   void enable_profile(bool) override {}
   std::vector<runtime::KernelProfile> profile() const override { return {}; }
+  runtime::OnceKernels once_kernels() const override { return {std::ssize(plan_->once), 0}; }
   void run_observed(runtime::NodeObserver&) override {}
 
  private:

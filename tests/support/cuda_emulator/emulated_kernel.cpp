@@ -79,12 +79,12 @@ emulator::TensorMapContent emulated_map(const codegen::cuda::TensorMapSpec& spec
   return map;
 }
 
-void run_emulated(const codegen::cuda::CudaPlan& plan, std::byte* arena, std::byte* workspace,
-                  const EmulatorOptions& options) {
+void run_emulated(const codegen::cuda::CudaPlan& plan, std::span<const codegen::cuda::KernelCall> calls,
+                  std::byte* arena, std::byte* workspace, const EmulatorOptions& options) {
   const auto kernels = EmulatedKernel::build_all(plan.sources, options);
   std::vector<uint64_t> arguments;
   std::vector<emulator::TensorMapContent> maps;
-  for (const auto& call : plan.calls) {
+  for (const auto& call : calls) {
     maps.clear();
     for (const auto& map : call.tensor_maps) {
       std::byte* const memory = map.start.kind == Argument::Kind::arena ? arena : workspace;

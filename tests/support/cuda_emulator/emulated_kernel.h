@@ -76,9 +76,14 @@ class EmulatedKernel {
 /// A tensor map for emulated kernels; `start` is the address of the tensor's first element.
 emulator::TensorMapContent emulated_map(const codegen::cuda::TensorMapSpec& spec, std::byte* start);
 
-/// Every call of the plan, in order. The arena holds the plan's memory.arena_bytes, the workspace workspace_bytes, both
-/// at multiples of 256.
-void run_emulated(const codegen::cuda::CudaPlan& plan, std::byte* arena, std::byte* workspace,
-                  const EmulatorOptions& options = {});
+/// Calls of the plan, in order. The arena holds the plan's memory.arena_bytes, the workspace workspace_bytes, both at
+/// multiples of 256.
+void run_emulated(const codegen::cuda::CudaPlan& plan, std::span<const codegen::cuda::KernelCall> calls,
+                  std::byte* arena, std::byte* workspace, const EmulatorOptions& options = {});
+/// A step's.
+inline void run_emulated(const codegen::cuda::CudaPlan& plan, std::byte* arena, std::byte* workspace,
+                         const EmulatorOptions& options = {}) {
+  run_emulated(plan, plan.calls, arena, workspace, options);
+}
 
 }  // namespace difuse::testing

@@ -18,6 +18,8 @@ using ir::Op;
 namespace {
 
 constexpr int64_t kUsualBatch = 32, kUsualRows = 4096;
+// Of a matrix product whose sides are all but the batch at most kNarrow: a projection of an image's embedding.
+constexpr int64_t kNarrow = 2048, kUsualWidth = 256, kUsualImages = 128;
 // A split's sum runs over at least this many products, and is one of k in steps of any tile's depth.
 constexpr int64_t kLeastSplitDepth = 256, kSplitUnit = 64;
 // Results of one block, for counting splits: every tile's choice must give the same sums.
@@ -80,6 +82,7 @@ void set_conv(GemmProblem& p, const ir::Graph& body, const ir::Node& node) {
   (p.sums_batch ? p.usual_depth : p.usual_rows) = kUsualBatch * pixels;
   if (!p.sums_batch) p.depth = p.usual_depth = ceil_div(p.r, p.stride) * ceil_div(p.s, p.stride) * p.channels;
   if (p.op == Op::conv_fprop) p.depth = p.usual_depth = p.r * p.s * p.channels;
+  p.usual_columns = p.columns;
   flatten_pointwise(p);
 }
 
@@ -90,9 +93,12 @@ void set_matmul(GemmProblem& p, const ir::Graph& body, const ir::Node& node) {
   p.depth = first[a.transpose_a ? 0 : 1];
   p.a.k_major = !a.transpose_a, p.b.k_major = a.transpose_b;
   p.sums_batch = a.transpose_a;
-  p.usual_rows = a.transpose_a ? p.rows : kUsualRows;
-  p.usual_depth = a.transpose_a ? kUsualRows : p.depth;
-  p.channels = a.transpose_a ? 1 : p.depth;
+  const bool is_narrow = p.columns <= kNarrow && (a.transpose_a ? p.rows : p.depth) <= kNarrow;
+  const auto usual = [&](int64_t extent) { return is_narrow ? kUsualWidth : extent; };
+  const int64_t batch = is_narrow ? kUsualImages : kUsualRows;
+  p.usual_columns = usual(p.columns);
+  p.usual_rows = a.transpose_a ? usual(p.rows) : batch;
+  p.usual_depth = a.transpose_a ? batch : usual(p.depth);
 }
 
 void set_copies(GemmProblem& p, const KernelSpec& spec) {
@@ -189,7 +195,7 @@ std::string geometry(const GemmProblem& p) {
     return fmt::format("{} x{}{}", o.k_major ? "k" : "mn", o.copy, o.rounded ? " rounded" : "");
   };
   const std::string form =
-      p.op == Op::matmul ? fmt::format("{} by {}", p.columns, p.sums_batch ? p.rows : p.depth)
+      p.op == Op::matmul ? fmt::format("{} by {}", p.usual_columns, p.sums_batch ? p.usual_rows : p.usual_depth)
                          : fmt::format("{}x{}x{}, {}x{} rows, {} columns, filter {}x{}, stride {}, pad {}", p.height,
                                        p.width, p.channels, p.rows_h, p.rows_w, p.columns, p.r, p.s, p.stride, p.pad);
   return fmt::format("{} {}, a {}, b {}{}", kProducts[static_cast<int>(p.product)], form, operand(p.a), operand(p.b),

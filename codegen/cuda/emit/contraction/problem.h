@@ -27,10 +27,13 @@ struct GemmProblem {
   Operand a, b;
 
   // Extents. Those that hold the batch are arguments of the kernel: rows, or the depth where it is summed over pixels
-  // or rows; the others are literals in its source.
+  // or rows; the others are literals in its source. Of matrices all are arguments: products of every width are one
+  // kernel, and where nothing lies between them one launch (join/nodes.h).
   int64_t rows = 0, columns = 0, depth = 0;
-  int64_t usual_rows = 0, usual_depth = 0;  ///< At a usual batch: what tiles are chosen by, so that no batch compiles.
-  bool sums_batch = false;                  ///< conv_wgrad, matmul with transpose_a: the depth holds the batch.
+  /// At a usual batch, and where a matrix is narrow at a usual width: what tiles are chosen by, so that no batch
+  /// compiles and products of several widths have one tile.
+  int64_t usual_rows = 0, usual_columns = 0, usual_depth = 0;
+  bool sums_batch = false;  ///< conv_wgrad, matmul with transpose_a: the depth holds the batch.
 
   // Geometry; a matrix is an image of one pixel and a filter of one tap.
   int64_t height = 1, width = 1, channels = 1;  ///< Of the image that rows or columns are gathered from.

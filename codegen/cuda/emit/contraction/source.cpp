@@ -51,11 +51,19 @@ std::string loader_type(const std::string& name, char operand, int copy, const s
   return fmt::format("gemm::{}<Block::{}, {}, Block::Tile::threads, {}>", name, operand, copy, rest);
 }
 
+/// Columns of a matrix, or its rows, which are those of a filter of one tap.
+Loader matrix_columns(char operand, int copy, const std::string& first, const std::string& columns) {
+  return {loader_type("MatrixColumns", operand, copy, "index_t"), fmt::format("{}, {}", first, columns)};
+}
+Loader matrix_rows(char operand, int copy, const std::string& first, const std::string& rows) {
+  return {loader_type("FilterRows", operand, copy, "1, 1, index_t"),
+          fmt::format("{}, static_cast<int>({}), depth_count", first, rows)};
+}
+
 Loader loader_a(const GemmProblem& p) {
-  if (!p.a.k_major) {
-    return {loader_type("MatrixColumns", 'A', p.a.copy, fmt::format("{}, index_t", p.rows)),
-            "static_cast<int>(first_row)"};
-  }
+  const std::string first = "static_cast<int>(first_row)";
+  if (!p.a.k_major) return matrix_columns('A', p.a.copy, first, "row_count");
+  if (p.op == Op::matmul) return matrix_rows('A', p.a.copy, first, "row_count");
   const std::string origin = is_phased(p)   ? "phase_y.origin, phase_x.origin"
                              : is_turned(p) ? fmt::format("{}, {}", p.pad - p.r + 1, p.pad - p.s + 1)
                                             : fmt::format("{}, {}", -p.pad, -p.pad);
@@ -76,32 +84,41 @@ Loader loader_b(const GemmProblem& p) {
       return {loader_type("ImageColumns", 'B', p.b.copy, fmt::format("{}, {}, {}, index_t", window_type(p), p.r, p.s)),
               fmt::format("first_column, {}, {}", -p.pad, -p.pad)};
     default:
-      if (!p.b.k_major) {
-        return {loader_type("MatrixColumns", 'B', p.b.copy, fmt::format("{}, index_t", p.columns)), "first_column"};
-      }
-      return {loader_type("FilterRows", 'B', p.b.copy, "1, 1, index_t"),
-              fmt::format("first_column, {}, {}", p.columns,
-                          p.sums_batch ? std::string("static_cast<index_t>(depth)") : text(p.depth))};
+      return p.b.k_major ? matrix_rows('B', p.b.copy, "first_column", "column_count")
+                         : matrix_columns('B', p.b.copy, "first_column", "column_count");
   }
 }
 
 /// Which k the block sums.
 std::string cursor(const GemmProblem& p) {
   if (p.sums_batch) return "gemm::RangeCursor<index_t> cursor(first_k, end_k);\n";
-  if (p.op == Op::matmul) return fmt::format("const gemm::RangeCursor<index_t> cursor(0, {});\n", p.depth);
+  if (p.op == Op::matmul) return "const gemm::RangeCursor<index_t> cursor(0, depth_count);\n";
   return fmt::format("const gemm::TapCursor<{}, {}> cursor({});\n", p.channels, p.chunk(),
                      is_phased(p) ? "phase_y.count, phase_x.count" : fmt::format("{}, {}", p.r, p.s));
+}
+
+/// A number divided by how many tiles there are along an extent.
+struct Divided {
+  std::string before, quotient, remainder;
+};
+Divided divided_by_tiles(const std::string& number, const GemmProblem& p, const char* extent, int64_t size, int tile) {
+  if (p.op != Op::matmul) {
+    const int64_t tiles = ceil_div(size, tile);
+    return {"", fmt::format("quotient<{}>({})", tiles, number), fmt::format("remainder_of<{}>({})", tiles, number)};
+  }
+  return {fmt::format("const int {0}_tiles = (static_cast<int>({0}_count) + {1}) / {2};\n", extent, tile - 1, tile),
+          fmt::format("{} / {}_tiles", number, extent), fmt::format("{} % {}_tiles", number, extent)};
 }
 
 /// The block's place, from its number. Blocks that follow each other share rows: the columns' operand is small, or its
 /// tile stays in L2.
 std::string placement(const GemmProblem& p, const GemmTile& tile) {
-  const int64_t column_tiles = ceil_div(p.columns, tile.n);
-  std::string code = fmt::format(
-      "const int column_tile = remainder_of<{0}>(static_cast<int>(blockIdx.x));\n"
-      "const int place = quotient<{0}>(static_cast<int>(blockIdx.x));\n"
-      "const int first_column = column_tile * {1};\n",
-      column_tiles, tile.n);
+  const Divided block = divided_by_tiles("static_cast<int>(blockIdx.x)", p, "column", p.columns, tile.n);
+  std::string code = block.before + fmt::format(
+                                        "const int column_tile = {};\n"
+                                        "const int place = {};\n"
+                                        "const int first_column = column_tile * {};\n",
+                                        block.remainder, block.quotient, tile.n);
   if (is_phased(p)) {
     code += fmt::format(
         "const int phase = remainder_of<{0}>(place);\n"
@@ -110,13 +127,13 @@ std::string placement(const GemmProblem& p, const GemmTile& tile) {
         "const index_t first_row = static_cast<index_t>(quotient<{0}>(place)) * {5};\n",
         p.phases, p.stride, p.r, p.s, p.pad, tile.m);
   } else if (p.sums_batch) {
-    const int64_t row_tiles = ceil_div(p.rows, tile.m);
-    code += fmt::format(
-        "const int split = quotient<{0}>(place);\n"
-        "const index_t first_row = remainder_of<{0}>(place) * {1};\n"
-        "const index_t first_k = static_cast<index_t>(split * split_depth);\n"
-        "const index_t end_k = static_cast<index_t>(min(depth, (split + 1) * split_depth));\n",
-        row_tiles, tile.m);
+    const Divided split = divided_by_tiles("place", p, "row", p.rows, tile.m);
+    code += split.before + fmt::format(
+                               "const int split = {};\n"
+                               "const index_t first_row = {} * {};\n"
+                               "const index_t first_k = static_cast<index_t>(split * split_depth);\n"
+                               "const index_t end_k = static_cast<index_t>(min(depth, (split + 1) * split_depth));\n",
+                               split.quotient, split.remainder, tile.m);
   } else {
     code += fmt::format("const index_t first_row = static_cast<index_t>(place) * {};\n", tile.m);
   }
@@ -211,16 +228,21 @@ KernelDraft product_kernel(const KernelSpec& spec, const GemmProblem& p, const G
   const EpilogueCode epilogue =
       epilogue_code(spec, value, fmt::format("block.value<{}>(i, j, l)", lanes), lanes, parameters.operands(),
                     coords(p, lanes), "element", wanted_outputs(spec), strips.staged);
-  if (p.sums_batch) {
-    parameters.add("depth", p.depth);
-    parameters.add("split_depth", p.split_depth);
-  } else {
-    parameters.add("rows", p.rows);
-  }
+  const bool is_matrix = p.op == Op::matmul;
+  if (!p.sums_batch || is_matrix) parameters.add("rows", p.rows);
+  if (is_matrix) parameters.add("columns", p.columns);
+  if (p.sums_batch || is_matrix) parameters.add("depth", p.depth);
+  if (p.sums_batch) parameters.add("split_depth", p.split_depth);
   parameters.add_outers(body, epilogue.outers);
   const Loader a = loader_a(p), b = loader_b(p);
-  const std::string partial =
-      p.is_split ? fmt::format("{} += split * {}ll;\n", Parameters::result(0), p.rows * p.columns) : "";
+  const std::string columns = is_matrix ? "column_count" : text(p.columns);
+  const std::string counts = is_matrix ? "const index_t column_count = static_cast<index_t>(columns);\n"
+                                         "[[maybe_unused]] const index_t depth_count = static_cast<index_t>(depth);\n"
+                                       : "";
+  const std::string partial = p.is_split
+                                  ? fmt::format("{} += split * {};\n", Parameters::result(0),
+                                                is_matrix ? "rows * columns" : fmt::format("{}ll", p.rows * p.columns))
+                                  : "";
 
   // So that the compiler takes no registers that keep a block out; the tensor cores' products have their own balance.
   const int64_t resident = p.is_fma() ? resident_blocks(p, tile, spec.device) : 1;
@@ -229,7 +251,8 @@ KernelDraft product_kernel(const KernelSpec& spec, const GemmProblem& p, const G
 
   KernelDraft draft;
   draft.name = spec.name;
-  draft.source = device_source(headers(operands_and_strips)) + filled(R"(
+  draft.source = device_source(headers(operands_and_strips)) +
+                 filled(R"(
 using index_t = $index;
 using Block = $block;
 using LoadA = $load_a;
@@ -240,7 +263,7 @@ extern "C" __global__ void __launch_bounds__($threads, $resident) $kernel($param
   let_next_kernel_start();
   extern __shared__ __align__(128) unsigned char shared[];
   const index_t row_count = static_cast<index_t>($rows);
-$placement$cursor  const LoadA load_a(p$input_a, $arguments_a);
+$counts$placement$cursor  const LoadA load_a(p$input_a, $arguments_a);
   const LoadB load_b(p$input_b, $arguments_b);
   Block block;
   block.multiply(shared, load_a, load_b, cursor);
@@ -257,27 +280,28 @@ $epilogue    }
   }
 $moments}
 )",
-                                                                      {{"index", index_type(p.is_wide)},
-                                                                       {"block", block_type(p, tile)},
-                                                                       {"load_a", a.type},
-                                                                       {"load_b", b.type},
-                                                                       {"threads", text(tile.threads())},
-                                                                       {"resident", text(resident)},
-                                                                       {"parameters", parameters.text()},
-                                                                       {"placement", indented(placement(p, tile), 2)},
-                                                                       {"cursor", indented(cursor(p), 2)},
-                                                                       {"input_a", text(p.a.input)},
-                                                                       {"input_b", text(p.b.input)},
-                                                                       {"arguments_a", a.arguments},
-                                                                       {"arguments_b", b.arguments},
-                                                                       {"partial", indented(partial, 2)},
-                                                                       {"strips", indented(strips.before, 2)},
-                                                                       {"moments", indented(strips.after, 2)},
-                                                                       {"rows", p.sums_batch ? text(p.rows) : "rows"},
-                                                                       {"columns", text(p.columns)},
-                                                                       {"row", indented(row_code(p, epilogue.text), 4)},
-                                                                       {"lanes", text(lanes)},
-                                                                       {"epilogue", indented(epilogue.text, 6)}});
+                        {{"index", index_type(p.is_wide)},
+                         {"block", block_type(p, tile)},
+                         {"load_a", a.type},
+                         {"load_b", b.type},
+                         {"threads", text(tile.threads())},
+                         {"resident", text(resident)},
+                         {"parameters", parameters.text()},
+                         {"counts", indented(counts, 2)},
+                         {"placement", indented(placement(p, tile), 2)},
+                         {"cursor", indented(cursor(p), 2)},
+                         {"input_a", text(p.a.input)},
+                         {"input_b", text(p.b.input)},
+                         {"arguments_a", a.arguments},
+                         {"arguments_b", b.arguments},
+                         {"partial", indented(partial, 2)},
+                         {"strips", indented(strips.before, 2)},
+                         {"moments", indented(strips.after, 2)},
+                         {"rows", p.sums_batch && !is_matrix ? text(p.rows) : "rows"},
+                         {"columns", columns},
+                         {"row", indented(row_code(p, epilogue.text), 4)},
+                         {"lanes", text(lanes)},
+                         {"epilogue", indented(epilogue.text, 6)}});
   draft.grid.x = ceil_div(p.rows, tile.m) * ceil_div(p.columns, tile.n) * p.phases * p.splits;
   draft.threads = tile.threads();
   draft.shared_bytes = shared_bytes(p, tile);

@@ -130,7 +130,7 @@ double estimated_cycles(const GemmProblem& p, const GemmTile& tile, const ir::De
   const double slot = std::max({products, shared, l2, issued});
 
   const int64_t resident = resident_blocks(p, tile, device);
-  const int64_t tiles = ceil_div(p.usual_rows, tile.m) * ceil_div(p.columns, tile.n) * p.phases * p.usual_splits;
+  const int64_t tiles = ceil_div(p.usual_rows, tile.m) * ceil_div(p.usual_columns, tile.n) * p.phases * p.usual_splits;
   const double slots = std::ceil(static_cast<double>(p.usual_depth) / static_cast<double>(p.usual_splits) / k);
   // Results go out at the rate of L2, and nothing else happens at a tile's beginning and end.
   const double ends = area * 4 / kL2Bytes + 1500;
