@@ -35,6 +35,8 @@ constexpr int64_t transforms_of(int64_t channels) {
   const int64_t columns = (channels + kTileColumnChannels - 1) / kTileColumnChannels;
   return columns % 2 == 0 ? columns / 2 : columns % 3 == 0 ? columns / 3 * 2 : columns;
 }
+/// Of the operand's channels so many are transformed at once, there or not.
+inline constexpr int64_t kChunkChannels = 64;
 /// One processor's seconds for one element of it. Measured on an H200 (132 processors) with normalise + SiLU in shared
 /// memory (conv_prologue.cuh), halo included, 32 images in bf16: a 3x3 convolution of 64x64x64 to 64 channels 17.4 ->
 /// 24.0 us, of 64x64x128 33.5 -> 46.4 us, of 64x64x192 45.5 -> 64.7 us, of 32x32x128 to 128 (at once) 17.9 -> 21.5 us:

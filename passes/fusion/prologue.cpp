@@ -11,6 +11,7 @@
 #include <string>
 
 #include "ir/op.h"
+#include "ir/strips.h"
 #include "passes/fusion/cost.h"
 #include "passes/fusion/emit.h"
 #include "passes/fusion/traits.h"
@@ -303,6 +304,14 @@ class PrologueGrower {
     return *is_short_of_memory_;
   }
 
+  /// Of one image: whole chunks of channels, and whole strips of pixels where it has rows of them.
+  static int64_t transformed_elements(const ir::Shape& image) {
+    const auto whole = [](int64_t count, int64_t of) { return (count + of - 1) / of * of; };
+    const int64_t channels = whole(image.back(), kChunkChannels);
+    if (image.size() == 4) return whole(image[1], ir::kStripHeight) * whole(image[2], ir::kStripWidth) * channels;
+    return ir::element_count(image) / (image.front() * image.back()) * channels;
+  }
+
   /// Seconds that a unit takes longer when it computes its image: the elements of each tile, once for each column of
   /// tiles, and in images that are small what nothing else hides. What only moves is copied as it would be otherwise.
   double price(int u, const std::vector<int>& nodes) const {
@@ -311,10 +320,10 @@ class PrologueGrower {
     const Node& node = graph_.node(contraction_of(u));
     const ir::Shape& result = node.types[0].shape;
     const int64_t channels = node.op == ir::Op::conv_wgrad ? result.front() : result.back();
-    const ir::Type& image = graph_.type(node.operands[*streamed_operand(node)]);
-    const int64_t images = image.shape.front(), elements = image.elements() / images;
-    double seconds = transforms ? static_cast<double>(elements) * kTransformSeconds : 0;
-    if (elements / image.shape.back() < kHidingPixels) seconds += kFirstTileSeconds;
+    const ir::Shape& image = graph_.type(node.operands[*streamed_operand(node)]).shape;
+    const int64_t images = image.front(), pixels = ir::element_count(image) / (images * image.back());
+    double seconds = transforms ? static_cast<double>(transformed_elements(image)) * kTransformSeconds : 0;
+    if (pixels < kHidingPixels) seconds += kFirstTileSeconds;
     return static_cast<double>(images * transforms_of(channels)) * seconds / static_cast<double>(device_.processors);
   }
 

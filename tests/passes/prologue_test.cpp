@@ -240,6 +240,9 @@ TEST(Prologue, TheCostModelGoesByColumnsOfTilesAndByPixels) {
   EXPECT_FALSE(always.site.estimated) << "what the model alone decides";
   EXPECT_EQ(decide(32, 22, 64, settings(Prologues::automatic)).computed, false) << "484 pixels";
   EXPECT_EQ(decide(32, 23, 64, settings(Prologues::automatic)).computed, true) << "529 pixels";
+  // Chunks of channels and strips of pixels are whole.
+  EXPECT_DOUBLE_EQ(decide(32, 60, 40, settings(Prologues::automatic)).site.price,
+                   decide(32, 64, 64, settings(Prologues::automatic)).site.price);
 }
 
 /// As measured on an H200, which has an H100's processors, at 32 images: the convolution with a prologue takes so much

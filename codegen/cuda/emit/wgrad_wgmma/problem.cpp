@@ -75,6 +75,8 @@ std::optional<HaloWgrad> halo_wgrad(const KernelSpec& spec) {
   const ir::Type &image = body.type(node.operands[0]), &gradient = body.type(node.operands[1]);
   w.dtype = image.dtype;
   if (gradient.dtype != w.dtype) return {};
+  const auto is_input = [&](ir::Value v) { return body.node(v).op == Op::input; };
+  if (!std::ranges::all_of(node.operands, is_input)) return {};
   if (attrs.stride != 1 || attrs.r != attrs.s || !is_epilogue(body, w.value)) return {};
   w.image = input_number(body.node(node.operands[0])), w.gradient = input_number(body.node(node.operands[1]));
   w.batch = image.shape[0], w.image_h = image.shape[1], w.image_w = image.shape[2], w.inputs = image.shape[3];
