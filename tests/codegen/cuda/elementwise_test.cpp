@@ -223,7 +223,7 @@ TEST(Elementwise, WhatRowsShareIsReadBeforeTheirLoop) {
   emit_elementwise(place(body, {}, h100()).spec, recorder);
   const std::string& source = recorder.drafts[0].source;
   const std::string kernel = source.substr(source.rfind("__global__"));
-  for (const char* shared : {"load_run<8>(p1", "load_run<8>(p2", "load_run<8>(p3", "load_run<8>(p4"}) {
+  for (const char* shared : {"load_held<8>(p1", "load_held<8>(p2", "load_held<8>(p3", "load_held<8>(p4"}) {
     EXPECT_LT(kernel.find(shared), kernel.find("for (; r")) << shared;
     EXPECT_EQ(kernel.find(shared), kernel.rfind(shared)) << shared;
   }
