@@ -26,7 +26,8 @@ using ir::Shape;
 using ir::Value;
 
 constexpr int64_t kSharedRows = 48;       ///< From so many rows an image on, images have chunks of their own.
-constexpr int64_t kWholeRows = 2048;      ///< Up to so many rows, an image is one chunk: no second stage.
+constexpr int64_t kWholeRows = 512;       ///< Up to so many rows, an image is one chunk: no second stage.
+constexpr int64_t kWideRow = 512;         ///< Bytes; of shorter rows, blocks that read 128 of each would be few.
 constexpr int64_t kRowsPerThread = 16;    ///< Of a chunk, where rows do not fit into twice as much.
 constexpr int64_t kMostChunks = 1024;     ///< Blocks of 256 threads that fill a large card.
 constexpr int64_t kRunsPerNeighbour = 8;  ///< Up to so many runs a thread, a row is summed inside one warp.
@@ -175,9 +176,10 @@ class FirstStage {
     const int lanes = fitting_lanes(spec_, shape_.back(), tensors_.longest_run(), true);
     const int at_once = tensors_.runs_at_once(lanes);
     const int64_t runs = inner_ / lanes;
-    // A block reads 128 bytes of a row; or 64, where images are whole chunks and blocks would be few.
-    const bool whole = !open_ && rows_ <= kWholeRows;
-    const int64_t least_columns = std::max<int64_t>(4, 64 / (lanes * tensors_.narrowest)) * (whole ? 1 : 2);
+    // A block reads 128 bytes of a row, as many as lie together in memory; or 64, where images are whole chunks and
+    // blocks would be few.
+    const bool whole = !open_ && rows_ <= kWholeRows, narrow = whole && inner_ * tensors_.narrowest < kWideRow;
+    const int64_t least_columns = std::max<int64_t>(4, 64 / (lanes * tensors_.narrowest)) * (narrow ? 1 : 2);
     const int64_t columns = block_columns(runs, least_columns, spec_);
     constexpr int64_t threads = 256;
     const int64_t tiles = ceil_div(runs, columns), most = bit_floor(threads / columns);
@@ -189,8 +191,9 @@ class FirstStage {
     // Of a whole batch of small images, every processor has a part.
     const int64_t each = open_ ? ceil_div(rows_ * tiles, height * spec_.device.processors) : kRowsPerThread;
     const int64_t rows_per_thread = std::min(each, kRowsPerThread);
-    const Chunks chunks = whole ? Chunks{rows_, 1}
-                                : chunks_of(rows_, height * at_once, height * kRowsPerThread, height * rows_per_thread);
+    const Chunks chunks =
+        whole ? Chunks{rows_, 1}
+              : chunks_of(rows_, height * at_once, height * kRowsPerThread / (open_ ? 1 : 2), height * rows_per_thread);
     const std::vector<Argument> to = results(chunks.count);
     Parameters parameters = this->parameters(to);
     std::string place;
