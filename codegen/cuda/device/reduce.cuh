@@ -41,13 +41,21 @@ __device__ __forceinline__ float combine_lanes(Run<float, lanes> value) {
 
 /// Threads are `rows` (a power of two) times `columns`, the column running faster; a column's first row gets what all
 /// of its rows have. Every thread of the block calls it. `shared` is aligned to 16 bytes and holds rows * columns runs;
-/// it may be used again after a barrier.
+/// it may be used again after a barrier. Rows that are left in one warp exchange registers, in the same order.
 template <class Combine, int columns, int rows, int lanes>
 __device__ __forceinline__ void combine_rows(Run<float, lanes>& value, float* shared) {
   Run<float, lanes>* const slots = reinterpret_cast<Run<float, lanes>*>(shared);
   const int row = static_cast<int>(threadIdx.x) / columns;
+  constexpr bool whole_warps = columns * rows % 32 == 0;
 #pragma unroll
   for (int half = rows / 2; half > 0; half /= 2) {
+    if (whole_warps && 2 * half * columns <= 32) {
+#pragma unroll
+      for (int l = 0; l < lanes; ++l) {
+        value[l] = Combine::both(value[l], __shfl_down_sync(0xffffffffu, value[l], half * columns));
+      }
+      continue;
+    }
     if (row >= half && row < 2 * half) slots[threadIdx.x] = value;
     __syncthreads();
     if (row < half) {

@@ -8,8 +8,12 @@ namespace stage {
 /// are there for all threads after stage::wait.
 template <int elements, int lanes, int threads>
 __device__ __forceinline__ void copy(float* to, const float* from) {
-#pragma unroll 8
-  for (int i = static_cast<int>(threadIdx.x) * lanes; i < elements; i += threads * lanes) {
+  // How often is known, so that no code is there for more.
+  constexpr int rounds = (elements + threads * lanes - 1) / (threads * lanes);
+#pragma unroll(rounds < 16 ? rounds : 8)
+  for (int round = 0; round < rounds; ++round) {
+    const int i = (static_cast<int>(threadIdx.x) + round * threads) * lanes;
+    if (i >= elements) break;
     if constexpr (lanes == 4) {
       copy_async_16(to + i, from + i, true);
     } else {

@@ -82,6 +82,32 @@ __device__ __forceinline__ Run<T, lanes> load_run(const T* from, long long avail
   }
   return run;
 }
+
+/// A run that was loaded and waits for its use. Elements of less than 32 bits stay in the words in which they came:
+/// where a loop carries them from one round to the next, a compiler takes elements apart as soon as they are loaded, and
+/// so would wait for them.
+template <class T, int lanes, bool in_words = sizeof(T) < 4 && sizeof(T) * lanes % 4 == 0>
+struct Held {
+  Run<T, lanes> run;
+  __device__ __forceinline__ T operator[](int l) const { return run[l]; }
+};
+template <class T, int lanes>
+struct Held<T, lanes, true> {
+  static constexpr int kBits = 8 * sizeof(T), kPerWord = 32 / kBits;
+  Run<unsigned, lanes / kPerWord> words;
+  __device__ __forceinline__ T operator[](int l) const {
+    const unsigned bits = words[l / kPerWord] >> (l % kPerWord * kBits);
+    if constexpr (sizeof(T) == 2) {
+      return {static_cast<unsigned short>(bits)};
+    } else {
+      return static_cast<T>(bits);
+    }
+  }
+};
+template <int lanes, class T>
+__device__ __forceinline__ Held<T, lanes> load_held(const T* from) {
+  return *reinterpret_cast<const Held<T, lanes>*>(from);
+}
 /// Register values as they are stored. Neighbours of 16 bits are rounded by one instruction.
 template <class T, int lanes, class R>
 __device__ __forceinline__ void store_whole_run(T* to, const Run<R, lanes>& run) {

@@ -120,6 +120,7 @@ void emit_repeated(const KernelSpec& spec, const ir::Graph& body, const Rows& at
   const std::string preamble =
       preamble_text(spec, "o", columns * height,
                     fmt::format("blockIdx.x % {} == 0 && part % static_cast<unsigned>(chunks) == 0", tiles));
+  const bool ragged = runs % columns != 0;
   KernelDraft draft;
   draft.name = spec.name;
   draft.source = device_source(with_preamble({"vector.cuh", "ops.cuh", "random.cuh"}, spec)) +
@@ -131,14 +132,13 @@ extern "C" __global__ void __launch_bounds__($threads, $blocks) $kernel($paramet
   let_next_kernel_start();
   const unsigned part = blockIdx.x / $tiles;
   const index_t o = static_cast<index_t>(part / static_cast<unsigned>(chunks));
-$preamble  const int run = static_cast<int>(blockIdx.x % $tiles) * $columns + static_cast<int>(threadIdx.x) % $columns;
-  if (run >= $runs) return;
-  const index_t i = run * $lanes;
+  const int run = static_cast<int>(blockIdx.x % $tiles) * $columns + static_cast<int>(threadIdx.x) % $columns;
+  const index_t i = $clamped * $lanes;
   const index_t begin = static_cast<index_t>(part % static_cast<unsigned>(chunks)) * static_cast<index_t>(chunk);
   const index_t past = begin + static_cast<index_t>(chunk), all = static_cast<index_t>(rows);
-  const index_t end = past < all ? past : all, base = o * all * $inner + i;
-$hoisted  index_t r = begin + static_cast<int>(threadIdx.x) / $columns;
-$loops}
+  const index_t end = $inside(past < all ? past : all), base = o * all * $inner + i;
+  index_t r = begin + static_cast<int>(threadIdx.x) / $columns;
+$loads$preamble$hoisted$loops}
 )",
                         {{"index", index_type(needs_wide_index(body, /*spare=*/1 << 24))},
                          {"threads", std::to_string(columns * height)},
@@ -147,9 +147,11 @@ $loops}
                          {"tiles", std::to_string(tiles)},
                          {"columns", std::to_string(columns)},
                          {"preamble", indented(preamble, 2)},
-                         {"runs", std::to_string(runs)},
+                         {"clamped", ragged ? fmt::format("(run < {} ? run : {})", runs, runs - 1) : "run"},
+                         {"inside", ragged ? fmt::format("run >= {} ? begin : ", runs) : ""},
                          {"lanes", std::to_string(lanes)},
                          {"inner", std::to_string(inner)},
+                         {"loads", indented(code.loads, 2)},
                          {"hoisted", indented(code.hoisted, 2)},
                          {"loops", indented(code.loops, 2)}});
   draft.grid.x = outer * ceil_div(rows, chunk) * tiles;

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <set>
 
 #include "codegen/cuda/emit/finishes.h"
@@ -112,12 +113,11 @@ class WithPreamble {
     }
     std::string sums;
     for (const int id : sums_) sums += sum_statements(id, staged_operands(id, preamble)[0]);
-    if (!finishes_.empty() || !sums_.empty()) preamble.text += "stage::wait();\n";
+    const std::string rows = row_results_.empty() ? "" : row_results(preamble);
+    if (!staged_.empty()) preamble.text += "stage::wait();\n";
     preamble.text += finishes + sums;
-    if (!row_results_.empty()) {
-      if (!finishes_.empty() || !sums_.empty()) preamble.text += "__syncthreads();\n";
-      add_rows(preamble);
-    }
+    if (!rows.empty() && !(finishes + sums).empty()) preamble.text += "__syncthreads();\n";
+    preamble.text += rows;
     preamble.text += "__syncthreads();\n";
     for (size_t i = 0; i < made_.size(); ++i) preamble.text += pointer(i, fmt::format("p{}", operand(i)));
     for (const size_t r : stored_) store(preamble, r);
@@ -127,6 +127,8 @@ class WithPreamble {
 
  private:
   static constexpr int64_t kMadeAlignment = 16;
+  /// Elements: what blocks have as static shared memory holds them beside the most that is made and summed.
+  static constexpr int64_t kMostStagedRows = 1024;
 
   bool is_row(Value v) const { return rows_[static_cast<size_t>(v.node)]; }
   /// Whether the loop reads it, in another shape, or somebody else.
@@ -195,23 +197,28 @@ class WithPreamble {
     return part_of(finished, results);
   }
 
-  /// Copies the block's image of the node's operands into shared memory, and gives pointers with which an offset in the
-  /// whole tensor is one in that.
+  /// Copies the block's image of an operand (`of_image`), or all of it, into shared memory, and gives a pointer with
+  /// which an offset in the whole tensor is one in that.
+  std::string staged(int input, bool of_image, Preamble& preamble) {
+    const ir::Type& type = body_.type(body_.find_input(std::to_string(input)));
+    const std::string from = read(input, preamble), name = fmt::format("staged{}", input);
+    const std::string pointer = fmt::format("whole{}", input);
+    if (!staged_.insert(input).second) return pointer;
+    const int64_t elements = of_image ? type.elements() / type.shape[0] : type.elements();
+    const bool in_runs = elements % 4 == 0 && spec_.alignment[static_cast<size_t>(input)] % 16 == 0;
+    const std::string first = of_image ? fmt::format("this_image * {}", elements) : "0";
+    preamble.text += fmt::format(R"(__shared__ alignas({0}) float {1}[{2}];
+stage::copy<{2}, {3}, $threads>({1}, {4} + {6});
+const float* const {5} = {1} - {6};
+)",
+                                 kMadeAlignment, name, elements, in_runs ? 4 : 1, from, pointer, first);
+    return pointer;
+  }
+
   std::vector<std::string> staged_operands(int id, Preamble& preamble) {
     std::vector<std::string> pointers;
-    for (const Value v : body_.node(id).operands) {
-      const int input = input_number(body_.node(v));
-      const std::string from = read(input, preamble), name = fmt::format("staged{}", input);
-      pointers.push_back(fmt::format("whole{}", input));
-      if (!staged_.insert(input).second) continue;
-      const int64_t elements = body_.type(v).elements() / body_.type(v).shape[0];
-      const bool in_runs = elements % 4 == 0 && spec_.alignment[static_cast<size_t>(input)] % 16 == 0;
-      preamble.text += fmt::format(R"(__shared__ alignas({0}) float {1}[{2}];
-stage::copy<{2}, {3}, $threads>({1}, {4} + this_image * {2});
-const float* const {5} = {1} - this_image * {2};
-)",
-                                   kMadeAlignment, name, elements, in_runs ? 4 : 1, from, pointers.back());
-    }
+    for (const Value v : body_.node(id).operands)
+      pointers.push_back(staged(input_number(body_.node(v)), true, preamble));
     return pointers;
   }
 
@@ -220,8 +227,10 @@ const float* const {5} = {1} - this_image * {2};
     const Node& node = body_.node(id);
     const size_t made = made_number({id, 0});
     const int64_t terms = body_.type(node.operands[0]).shape[1], channels = elements(made);
-    return fmt::format(R"(for (int c = static_cast<int>(threadIdx.x); c < {0}; c += $threads) {{
-  made{1}[c] = reduce::sum_of_parts<{2}, {3}>({4} + this_image * {5} + c, {0});
+    return fmt::format(R"(#pragma unroll
+for (int first = 0; first < {0}; first += $threads) {{
+  const int c = first + static_cast<int>(threadIdx.x);
+  if (c < {0}) made{1}[c] = reduce::sum_of_parts<{2}, {3}>({4} + this_image * {5} + c, {0});
 }}
 )",
                        channels, made, terms, reduction::part_rows(terms), parts, terms * channels);
@@ -238,10 +247,29 @@ const float* const {5} = {1} - this_image * {2};
     return name;
   }
 
-  void add_rows(Preamble& preamble) {
+  static bool is_of_image(const ir::Type& type, const Graph& rows) {
+    return type.shape == rows.type(rows.outputs()[0].value).shape;
+  }
+  /// Elements of an operand of the rows that a block needs: those of its image, or, where they have no image, all. None
+  /// where it is neither.
+  std::optional<int64_t> row_elements(const Graph& rows, int id) const {
+    const ir::Type& type = rows.node(id).types[0];
+    if (type.dtype != ir::DType::f32) return {};
+    if (is_of_image(type, rows)) return type.elements() / type.shape[0];
+    const std::vector<int> users = rows.users()[static_cast<size_t>(id)];
+    const bool has_image = std::ranges::any_of(users, [&](int user) {
+      const Node& node = rows.node(user);
+      return node.op != Op::broadcast || std::ranges::count(node.as<ir::BroadcastAttrs>().dims, 0) > 0;
+    });
+    return has_image ? std::nullopt : std::optional(type.elements());
+  }
+
+  /// What is read of memory for the rows is copied together with what is finished before, where a block has room.
+  std::string row_results(Preamble& preamble) {
     const Graph rows = this->rows();
     KernelSpec spec{rows, spec_.operands, spec_.alignment, {}, {}, spec_.name, 0, spec_.device};
     std::string pointers;
+    int64_t room = kMostStagedRows;
     for (const int id : rows.leaves(Op::input)) {
       const int input = input_number(rows.node(id));
       const std::string type = storage_type(rows.node(id).types[0].dtype);
@@ -251,7 +279,15 @@ const float* const {5} = {1} - this_image * {2};
         spec.alignment.resize(spec.operands.size(), kMadeAlignment);
         continue;
       }
-      pointers += fmt::format("[[maybe_unused]] const {}* const p{} = {};\n", type, input, read(input, preamble));
+      std::string from;
+      if (const auto elements = row_elements(rows, id); elements && *elements <= room) {
+        room -= *elements;
+        from = staged(input, is_of_image(rows.node(id).types[0], rows), preamble);
+        spec.alignment[static_cast<size_t>(input)] = kMadeAlignment;
+      } else {
+        from = read(input, preamble);
+      }
+      pointers += fmt::format("[[maybe_unused]] const {}* const p{} = {};\n", type, input, from);
     }
     for (size_t r = 0; r < row_results_.size(); ++r) {
       pointers += pointer(made_number(row_results_[r]), Parameters::result(r));
@@ -259,7 +295,7 @@ const float* const {5} = {1} - this_image * {2};
       spec.result_alignment.push_back(kMadeAlignment);
     }
     const Shape& shape = rows.type(rows.outputs()[0].value).shape;
-    preamble.text += "{\n" + indented(pointers + row_statements(spec, shape[1]), 2) + "}\n";
+    return "{\n" + indented(pointers + row_statements(spec, shape[1]), 2) + "}\n";
   }
 
   void store(Preamble& preamble, size_t r) const {
@@ -269,6 +305,7 @@ const float* const {5} = {1} - this_image * {2};
     preamble.parameters.push_back({to, type_of(made) + "*", spec_.results[r]});
     preamble.bytes += body_.type(made_[made]).bytes();
     preamble.text += fmt::format(R"(if ($first) {{
+#pragma unroll 1
   for (int c = static_cast<int>(threadIdx.x); c < {0}; c += $threads) {1}[this_image * {0} + c] = made{2}[c];
 }}
 )",

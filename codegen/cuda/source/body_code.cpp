@@ -93,10 +93,18 @@ std::string BodyCode::unrounded(ir::Value v, const Index& index) {
   return value(rounds && !bound_.contains(v) ? node.operands[0] : v, index);
 }
 
-void BodyCode::keep_shared_loads() {
-  keeps_shared_loads_ = true;
-  for (int id = 0; id < body_.size(); ++id) keeps_shared_loads_ &= body_.node(id).op != Op::gather;
+bool BodyCode::computes_index() const {
+  for (int id = 0; id < body_.size(); ++id) {
+    if (body_.node(id).op == Op::gather) return true;
+  }
+  return false;
 }
+
+void BodyCode::keep_shared_loads() { keeps_shared_loads_ = !computes_index(); }
+
+void BodyCode::keep_run_loads() { keeps_run_loads_ = !computes_index(); }
+std::vector<BodyCode::RunLoad> BodyCode::take_run_loads() { return std::exchange(run_loads_, {}); }
+std::string BodyCode::take_indices() { return std::exchange(shared_indices_, {}); }
 
 std::string BodyCode::take_before() { return std::exchange(before_, {}); }
 std::string BodyCode::take_lane() { return std::exchange(lane_, {}); }
@@ -114,8 +122,9 @@ BodyCode::Written BodyCode::define(Lanes lanes, DType dtype, const std::string& 
 
 Term BodyCode::define_index(Lanes lanes, const std::string& expression) {
   const std::string name = fresh("i"), written = fmt::format("const index_t {} = {};\n", name, expression);
-  (lanes == Lanes::any ? lane_ : before_) += written;
   if (lanes != Lanes::any) shared_indices_ += written;
+  if (lanes == Lanes::any) lane_ += written;
+  if (lanes != Lanes::any && !keeps_run_loads_) before_ += written;
   return {name, lanes};
 }
 
@@ -187,12 +196,16 @@ BodyCode::Written BodyCode::load(int input, const ir::Type& type, const Index& i
   if (at.lanes == Lanes::unit && (!run_aligned || index.valid_lanes != Lanes::none)) at = {at.in_lane(), Lanes::any};
   if (at.lanes == Lanes::unit) {
     const std::string name = fresh("r");
-    std::string read =
-        fmt::format("load_run<{}>({} + {}{})", lanes_, pointer, at.text, available_.empty() ? "" : ", " + available_);
-    if (!index.valid.empty()) {
-      read = fmt::format("{} ? {} : Run<{}, {}>{{}}", index.valid, read, storage_type(type.dtype), lanes_);
+    const std::string declaration =
+        fmt::format("{}<{}, {}>", keeps_run_loads_ ? "Held" : "Run", storage_type(type.dtype), lanes_);
+    std::string read = fmt::format("load_{}<{}>({} + {}{})", keeps_run_loads_ ? "held" : "run", lanes_, pointer,
+                                   at.text, available_.empty() ? "" : ", " + available_);
+    if (!index.valid.empty()) read = fmt::format("{} ? {} : {}{{}}", index.valid, read, declaration);
+    if (keeps_run_loads_) {
+      run_loads_.push_back({input, size * lanes_, declaration, name, read});
+    } else {
+      before_ += fmt::format("const {} {} = {};\n", declaration, name, read);
     }
-    before_ += fmt::format("const Run<{}, {}> {} = {};\n", storage_type(type.dtype), lanes_, name, read);
     return define(Lanes::any, type.dtype, fmt::format("widen({}[l])", name));
   }
   const Lanes lanes = both(at.lanes, index.valid_lanes);

@@ -78,6 +78,19 @@ class BodyCode {
   /// The indices that the shared loads are at, a statement a line; take_before has them too.
   const std::string& shared_indices() const { return shared_indices_; }
 
+  /// From now on loads of runs are kept out of take_before, too, and so are indices, which take_indices has: so that a
+  /// run, which is then Held, can be loaded long before it is used. Nothing is kept out where the body computes an
+  /// index (Op::gather).
+  void keep_run_loads();
+  struct RunLoad {
+    int input;
+    int64_t bytes;
+    std::string type, name, expression;
+  };
+  std::vector<RunLoad> take_run_loads();
+  /// What the loads, and whatever is computed, take indices from: a statement a line.
+  std::string take_indices();
+
   /// What has been written so far, a statement a line; takes it away. What is written later may refer to it.
   std::string take_before();
   std::string take_lane();
@@ -92,6 +105,7 @@ class BodyCode {
     Lanes lanes = Lanes::none;
   };
   static bool has_halves(const ir::Graph& body);
+  bool computes_index() const;
   const Written& write(ir::Value v, const Index& index);
   Written load(int input, const ir::Type& type, const Index& index);
   Written compute(const ir::Node& node, const Index& index);
@@ -124,6 +138,8 @@ class BodyCode {
   bool keeps_shared_loads_ = false;
   std::vector<SharedLoad> shared_loads_;
   std::string shared_indices_;
+  bool keeps_run_loads_ = false;
+  std::vector<RunLoad> run_loads_;
   std::set<int> outers_;
   int names_ = 0;
 };

@@ -16,6 +16,12 @@ using ir::Node;
 using ir::Op;
 using ir::Value;
 
+namespace {
+
+constexpr int64_t kBytesInFlight = 96;  ///< Of a thread: as many as its registers hold beside its work.
+
+}  // namespace
+
 bool moves_in_runs(const Node& node) {
   constexpr std::array kMoves = {Op::slice, Op::concat, Op::upsample_nearest, Op::avg_pool};
   return std::ranges::find(kMoves, node.op) != kMoves.end();
@@ -44,7 +50,6 @@ int WholeTensors::longest_run() const {
 }
 
 int WholeTensors::runs_at_once(int lanes) const {
-  constexpr int64_t kBytesInFlight = 96;
   if (read_bytes == 0) return 1;
   const int64_t bytes = read_bytes * lanes;
   return static_cast<int>(std::bit_floor(static_cast<uint64_t>(std::clamp<int64_t>(kBytesInFlight / bytes, 1, 4))));
@@ -140,6 +145,30 @@ int64_t block_columns(int64_t runs, int64_t least, const KernelSpec& spec) {
   return best;
 }
 
+namespace {
+
+/// One statement for each load, with {0} its type, {1} its name and {2} the expression.
+std::string each_load(const std::vector<BodyCode::RunLoad>& loads, std::string_view statement) {
+  std::string text;
+  for (const BodyCode::RunLoad& load : loads) {
+    text += fmt::format(fmt::runtime(statement), load.type, load.name, load.expression);
+  }
+  return text;
+}
+
+/// Takes from `loads` those of what the spec's preamble makes.
+std::vector<BodyCode::RunLoad> take_made(std::vector<BodyCode::RunLoad>& loads, const KernelSpec& spec) {
+  const auto is_read = [&](const BodyCode::RunLoad& load) {
+    return spec.preamble == nullptr || load.input < static_cast<int>(spec.preamble->first_operand);
+  };
+  const auto first = std::stable_partition(loads.begin(), loads.end(), is_read);
+  std::vector<BodyCode::RunLoad> made(first, loads.end());
+  loads.erase(first, loads.end());
+  return made;
+}
+
+}  // namespace
+
 RowCode row_code(const RowLoop& loop, const KernelSpec& spec, const std::vector<size_t>& stored,
                  const std::function<std::string(BodyCode&, const Index&)>& more) {
   const ir::Graph& body = loop.body;
@@ -148,46 +177,83 @@ RowCode row_code(const RowLoop& loop, const KernelSpec& spec, const std::vector<
   for (size_t i = 0; i < spec.operands.size(); ++i) pointers.push_back(fmt::format("p{}", i));
   BodyCode code(body, loop.lanes, pointers, spec.alignment);
   const std::span<const int64_t> extents = loop.shape;
-  const std::vector<Term> outer = split("o", extents.first(loop.begin), Lanes::none);
-  const std::vector<Term> inner = split("i", extents.subspan(loop.end), run);
   const auto coords = [&](const std::string& row) {
+    const std::vector<Term> inner = split("i", extents.subspan(loop.end), run);
     const Lanes of_row = inner.empty() ? run : Lanes::none;
-    std::vector<Term> all = outer, rows = split(row, extents.subspan(loop.begin, loop.end - loop.begin), of_row);
-    all.insert(all.end(), rows.begin(), rows.end());
-    all.insert(all.end(), inner.begin(), inner.end());
+    std::vector<Term> all = split("o", extents.first(loop.begin), Lanes::none);
+    std::ranges::move(split(row, extents.subspan(loop.begin, loop.end - loop.begin), of_row), std::back_inserter(all));
+    std::ranges::copy(inner, std::back_inserter(all));
     return all;
   };
   RowCode made;
-  made.hoisted = hoist(code, body, code.at(coords("0")), loop.shape, loop.begin, loop.end, loop.lanes).text;
-  int next_row = 0;
-  const auto add_loop = [&](int at_once) {
-    BodyCode scope = code;  // What one loop defines, the other does not see.
-    std::string rows, values;
-    for (int u = 0; u < at_once; ++u, ++next_row) {
-      rows += fmt::format("const index_t row{} = r{};\n", next_row, u == 0 ? "" : fmt::format(" + {}", u * loop.step));
-      rows += fmt::format("[[maybe_unused]] const index_t at{0} = base + row{0}{1};\n", next_row,
-                          loop.stride == 1 ? "" : fmt::format(" * {}", loop.stride));
-      Index index = scope.at(coords(fmt::format("row{}", next_row)));
-      index.linear = {fmt::format("at{}", next_row), run};
-      index.has_linear = true;
-      std::string runs, lane = more(scope, index), stores;
-      for (const size_t r : stored) {
-        const Value v = body.outputs()[r].value;
-        const std::string name = fmt::format("run{}_{}", r, next_row);
-        runs += fmt::format("Run<{}, {}> {};\n", register_type(body.type(v).dtype), loop.lanes, name);
-        lane += fmt::format("{}[l] = {};\n", name, scope.unrounded(v, index));
-        stores += fmt::format("store_run<{}>({} + at{}, {});\n", loop.lanes, Parameters::result(r), next_row, name);
-      }
-      values += runs + fmt::format("#pragma unroll\nfor (int l = 0; l < {}; ++l) {{\n", loop.lanes);
-      values += indented(scope.take_lane_loop() + lane, 2) + "}\n" + stores;
-    }
-    made.loops += fmt::format("#pragma unroll 1\nfor (; r{} < end; r += {}) {{\n",
-                              at_once == 1 ? "" : fmt::format(" + {}", (at_once - 1) * loop.step), at_once * loop.step);
-    made.loops += indented(rows + scope.take_before() + values, 2) + "}\n";
-    made.outers.merge(std::set<int>(scope.outers()));
-  };
-  if (loop.at_once > 1) add_loop(loop.at_once);
-  add_loop(1);
+  code.keep_run_loads();
+  const Hoisted common = hoist(code, body, code.at(coords("0")), loop.shape, loop.begin, loop.end, loop.lanes);
+  std::vector<BodyCode::RunLoad> common_loads = code.take_run_loads();
+  const std::vector<BodyCode::RunLoad> common_made = take_made(common_loads, spec);
+  made.loads = code.take_indices() + each_load(common_loads, "const {} {} = {};\n");
+  made.hoisted = each_load(common_made, "const {} {} = {};\n") + common.text;
+
+  Index index = code.at(coords("row"));
+  index.linear = {"at", run};
+  index.has_linear = true;
+  std::string runs, lane = more(code, index), stores;
+  for (const size_t r : stored) {
+    const Value v = body.outputs()[r].value;
+    runs += fmt::format("Run<{}, {}> run{};\n", register_type(body.type(v).dtype), loop.lanes, r);
+    lane += fmt::format("run{}[l] = {};\n", r, code.unrounded(v, index));
+    stores += fmt::format("store_run<{0}>({1} + at, run{2});\n", loop.lanes, Parameters::result(r), r);
+  }
+  made.outers.merge(std::set<int>(code.outers()));
+  std::vector<BodyCode::RunLoad> loads = code.take_run_loads();
+  const std::string place = fmt::format("[[maybe_unused]] const index_t at = base + row{};\n",
+                                        loop.stride == 1 ? "" : fmt::format(" * {}", loop.stride)) +
+                            code.take_indices();
+  int64_t bytes = 0, many = loop.at_once;
+  for (const BodyCode::RunLoad& load : loads) bytes += load.bytes;
+  while (many > 1 && many * bytes > kBytesInFlight) many /= 2;
+  const std::vector<std::pair<std::string_view, std::string>> sizes = {
+      {"lanes", text(loop.lanes)}, {"step", text(loop.step)}, {"many", text(many)}};
+  // A row makes place for a later one, whose loads begin, before anything is computed of it or stored; unless registers
+  // have no room for two.
+  std::string held, own;
+  if (many == 1) {
+    own = each_load(loads, "const {} {} = {};\n");
+  } else if (!loads.empty()) {
+    const std::string slots = filled("{} next_{}[$many];\n", sizes);
+    const std::string first = each_load(loads, slots) + "const auto load_row = [&](int u, index_t row) {\n" +
+                              indented(place + each_load(loads, "next_{1}[u] = {2};\n"), 2) +
+                              filled(R"(};
+#pragma unroll
+for (int u = 0; u < $many; ++u) {
+  if (r + u * $step < end) load_row(u, r + u * $step);
+}
+)",
+                                     sizes);
+    held = each_load(loads, "const {0} {1} = next_{1}[u];\n") +
+           filled("if (row + $many * $step < end) load_row(u, row + $many * $step);\n", sizes);
+    (take_made(loads, spec).empty() ? made.loads : made.hoisted) += first;
+  }
+  made.loops = filled(filled(R"(#pragma unroll 1
+for (; r < end; r += $many * $step) {
+#pragma unroll
+  for (int u = 0; u < $many; ++u) {
+    const index_t row = r + u * $step;
+$held    $if{
+$place$before#pragma unroll
+      for (int l = 0; l < $lanes; ++l) {
+$lane      }
+$stores    }
+  }
+}
+)",
+                             {{"held", indented(held, 4)},
+                              {"if", loop.whole ? "" : "if (row < end) "},
+                              {"place", indented(place, 6)},
+                              {"before", indented(own + code.take_before() + runs, 6)},
+                              {"lane", indented(code.take_lane_loop() + lane, 8)},
+                              {"lanes", text(loop.lanes)},
+                              {"stores", indented(stores, 6)}}),
+                      sizes);
   return made;
 }
 

@@ -58,14 +58,18 @@ struct RowLoop {
   const ir::Shape& shape;
   size_t begin, end;
   int lanes;
-  int at_once;           ///< Rows whose loads come before what is computed from them.
+  int at_once;           ///< Rows whose loads are in flight, a power of two: fewer where the body reads more of each.
   int64_t step, stride;  ///< From one of a thread's rows to its next, and from a row's elements to the next row's.
+  bool whole = false;    ///< Every thread has a multiple of `at_once` rows.
 };
 
+/// What a thread does, from the row `r` on, a variable, up to `end`. It reads the variables `o` (outer) and `i`
+/// (inner); row r of the thread's run is at `base` + r * `stride`.
 struct RowCode {
-  std::string hoisted;   ///< What stands before the loops; it reads the variables `o` (outer) and `i` (inner).
-  std::string loops;     ///< From the row `r` on, a variable, up to `end`. Row r of the thread's run is at `base` + r *
-                         ///< `stride`.
+  std::string loads;    ///< Begins to load what rows have in common and the first rows: nothing of the spec's preamble,
+                        ///< before which it may stand.
+  std::string hoisted;  ///< What rows have in common.
+  std::string loops;    ///< What is done to each row.
   std::set<int> outers;  ///< As in BodyCode.
 };
 

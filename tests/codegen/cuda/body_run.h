@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <map>
 #include <random>
@@ -34,6 +35,8 @@ inline std::vector<std::byte> stored(const ir::Tensor& t) {
       std::memcpy(&bytes[i * 4], &x, 4);
     } else if (t.type.dtype == ir::DType::bf16) {
       std::memcpy(&bytes[i * 2], reinterpret_cast<const std::byte*>(&x) + 2, 2);
+    } else if (t.type.dtype == ir::DType::u8) {
+      bytes[i] = static_cast<std::byte>(x);
     } else {
       const auto half = static_cast<_Float16>(x);
       std::memcpy(&bytes[i * 2], &half, 2);
@@ -181,7 +184,7 @@ inline ir::TensorMap random_inputs(const ir::Graph& body, bool tf32) {
         bits = (bits + 0x1000) & ~uint32_t{0x1fff};
         std::memcpy(&value, &bits, 4);
       }
-      x = ir::round_to(value, t.type.dtype);
+      x = ir::round_to(t.type.dtype == ir::DType::u8 ? std::abs(value) * 99 : value, t.type.dtype);
     }
     inputs[leaf.name] = std::move(t);
   }

@@ -124,6 +124,14 @@ Write sliced_scale() {
   };
 }
 
+/// An image of bytes, scaled per channel.
+Write bytes() {
+  return [](Builder& b, const Shape& shape) {
+    const Value x = b.cast(b.input("0", {DType::u8, shape}), DType::f32);
+    add_output(b, b.mul(x, b.broadcast_channels(b.input("1", {DType::f32, {shape.back()}}), shape)));
+  };
+}
+
 struct Case {
   const char* name;
   Shape shape;
@@ -204,6 +212,9 @@ TEST(Elementwise, AThreadMayHaveSeveralRows) {
   for (const Case& one : std::vector<Case>{{"even", {2, 64, 64, 64}, normalise()},
                                            {"tail", {3, 45, 31, 40}, normalise()},
                                            {"gradient", {2, 33, 31, 36}, gradient()},
+                                           {"f16", {2, 33, 31, 40}, normalise(DType::f16)},
+                                           {"bytes", {2, 33, 31, 40}, bytes()},
+                                           {"joined", {2, 33, 31, 40}, joined_images()},
                                            {"with the batch", {5001, 100}, bias()}}) {
     SCOPED_TRACE(one.name);
     const Graph body = body_of(one.shape, one.write);
@@ -223,10 +234,20 @@ TEST(Elementwise, WhatRowsShareIsReadBeforeTheirLoop) {
   emit_elementwise(place(body, {}, h100()).spec, recorder);
   const std::string& source = recorder.drafts[0].source;
   const std::string kernel = source.substr(source.rfind("__global__"));
-  for (const char* shared : {"load_run<8>(p1", "load_run<8>(p2", "load_run<8>(p3", "load_run<8>(p4"}) {
+  for (const char* shared : {"load_held<8>(p1", "load_held<8>(p2", "load_held<8>(p3", "load_held<8>(p4"}) {
     EXPECT_LT(kernel.find(shared), kernel.find("for (; r")) << shared;
     EXPECT_EQ(kernel.find(shared), kernel.rfind(shared)) << shared;
   }
+}
+
+TEST(Elementwise, ARowsLoadsBeginBeforeAnEarlierOneIsComputed) {
+  Recorder recorder;
+  const Graph body = body_of({32, 64, 64, 64}, normalise());
+  emit_elementwise(place(body, {}, h100()).spec, recorder);
+  const std::string& source = recorder.drafts[0].source;
+  const std::string loop = source.substr(source.rfind("for (; r"));
+  EXPECT_LT(loop.find("load_row(u, row + "), loop.find("op::")) << loop;
+  EXPECT_LT(loop.find("load_row(u, row + "), loop.find("store_run")) << loop;
 }
 
 TEST(Elementwise, EveryProcessorHasABlock) {

@@ -274,6 +274,29 @@ TEST(Preamble, AddsPartsInTheOrderOfASecondStage) {
   }
 }
 
+/// All that a block reads of memory is on its way before it waits for any of it.
+TEST(Preamble, WaitsForMemoryOnce) {
+  for (const Graph& body :
+       {normalised({2, 16, 16, 8, {64}}), gradient({2, 16, 16, 8, 8, DType::bf16, true, false, true, 2})}) {
+    const Recorder recorder = emitted(place(body, {}, h100()));
+    const std::string& source = recorder.drafts.at(0).source;
+    const std::string kernel = source.substr(source.rfind("__global__"));
+    const size_t wait = kernel.find("stage::wait()"), loop = kernel.find("for (; r");
+    ASSERT_LT(wait, loop) << kernel;
+    EXPECT_LT(kernel.find("load_row(u, r"), wait) << kernel;
+    EXPECT_LT(kernel.rfind("stage::copy"), wait) << kernel;
+    const std::string between = kernel.substr(wait, loop - wait);
+    // What is loaded there lies in shared memory.
+    for (size_t at = between.find("load_"); at != std::string::npos; at = between.find("load_", at + 1)) {
+      const size_t pointer = between.find("(p", at);
+      const std::string name = between.substr(pointer + 1, between.find_first_of(" )", pointer) - pointer - 1);
+      const bool is_made = between.find("const " + name + " = made") != std::string::npos;
+      EXPECT_TRUE(is_made || between.find("const " + name + " = whole") != std::string::npos) << name << " in\n"
+                                                                                              << between;
+    }
+  }
+}
+
 TEST(Preamble, LeavesToOthersWhatIsComputedOfMore) {
   const auto accepts = [](const std::function<void(Builder&, Graph&)>& write) {
     Graph body("body");

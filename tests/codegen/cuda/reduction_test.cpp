@@ -311,6 +311,19 @@ Write moments_of_sum(DType dtype) {
   };
 }
 
+/// An enlarged image that is stored, and its statistics.
+Write moments_of_enlarged(DType dtype) {
+  return [=](Builder& b, const ir::Shape& shape) {
+    const Value small = b.input("0", {dtype, {shape[0], shape[1] / 2, shape[2] / 2, shape[3]}});
+    const Value image = b.upsample_nearest(small);
+    const auto m = b.channel_moments(b.cast(image, DType::f32));
+    Outputs out(b);
+    out.add(m.mean);
+    out.add(m.m2);
+    out.add(image);
+  };
+}
+
 /// What is read again over the row: the axes are the last ones.
 Write softmax(std::vector<int64_t> axes) {
   return [=](Builder& b, const ir::Shape& shape) {
@@ -419,6 +432,8 @@ std::vector<Case> cases() {
       {"moments_one_channel", {2, 64, 64, 1}, image_moments()},
       {"moments_one_pixel", {3, 1, 1, 3}, image_moments()},
       {"moments_of_sum", {2, 16, 24, 64}, moments_of_sum(DType::f32)},
+      {"moments_of_enlarged", {2, 32, 16, 64}, moments_of_enlarged(DType::bf16)},
+      {"moments_of_enlarged_odd", {2, 18, 14, 20}, moments_of_enlarged(DType::bf16)},
       {"moments_of_sum_bf16", {2, 30, 30, 20}, moments_of_sum(DType::bf16)},
       {"moments_of_sum_7", {2, 7, 7, 36}, moments_of_sum(DType::bf16)},
   };
@@ -475,6 +490,14 @@ TEST(Reduction, EachSetOfAxesHasItsOwnKernels) {
   expect_reference({moments});
   EXPECT_EQ(Problem{loss}.emitted().drafts.size(), 2u);
   EXPECT_EQ(Problem{moments}.emitted().drafts.size(), 3u);
+}
+
+/// A store between them would make the loads wait for one another.
+TEST(Reduction, AnImageIsStoredOnceAllOfItIsThere) {
+  const Recorder recorder = Problem{body_of({2, 32, 16, 64}, moments_of_enlarged(DType::bf16))}.emitted();
+  const std::string& source = recorder.drafts.at(0).source;
+  const std::string kernel = source.substr(source.rfind("__global__"));
+  EXPECT_LT(kernel.rfind("load_run<"), kernel.find("store_run<")) << kernel;
 }
 
 TEST(Reduction, ResultsMayOverwriteOperands) {

@@ -30,6 +30,14 @@ int64_t block_runs(int64_t runs) {
   return best;
 }
 
+/// Whether the image is what the value is as float: storing the one or the other makes no difference.
+bool is_image(const ir::Graph& body, Value v, Value image) {
+  if (v == image) return true;
+  const ir::Node& node = body.node(image);
+  return node.op == ir::Op::cast && node.operands[0] == v && node.types[0].dtype == ir::DType::f32 &&
+         ir::is_float(body.type(v).dtype);
+}
+
 }  // namespace
 
 void emit_moments(const KernelSpec& spec, Emission& emission) {
@@ -93,7 +101,7 @@ void emit_moments(const KernelSpec& spec, Emission& emission) {
       const std::string to = Parameters::result(r), name = fmt::format("run{}_{}", r, u);
       const std::string declare = fmt::format("Run<{}, {}> {};\n", register_type(body.type(v).dtype), lanes, name);
       const std::string store = fmt::format("if ({}) store_run<{}>({} + at{}, {});\n", live, lanes, to, u, name);
-      if (v == image) {
+      if (is_image(body, v, image)) {
         late += declare + fmt::format("#pragma unroll\nfor (int l = 0; l < {}; ++l) ", lanes) +
                 fmt::format("{}[l] = value[r + {}][l];\n", name, u) + store;
       } else {

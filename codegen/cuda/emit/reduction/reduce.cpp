@@ -26,8 +26,8 @@ using ir::Shape;
 using ir::Value;
 
 constexpr int64_t kSharedRows = 48;       ///< From so many rows an image on, images have chunks of their own.
-constexpr int64_t kWholeRows = 2048;      ///< Up to so many rows, an image is one chunk: no second stage.
-constexpr int64_t kTallRows = 512;        ///< From so many on, 512 threads have several each.
+constexpr int64_t kWholeRows = 512;       ///< Up to so many rows, an image is one chunk: no second stage.
+constexpr int64_t kWideRow = 512;         ///< Bytes; of shorter rows, blocks that read 128 of each would be few.
 constexpr int64_t kRowsPerThread = 16;    ///< Of a chunk, where rows do not fit into twice as much.
 constexpr int64_t kMostChunks = 1024;     ///< Blocks of 256 threads that fill a large card.
 constexpr int64_t kRunsPerNeighbour = 8;  ///< Up to so many runs a thread, a row is summed inside one warp.
@@ -150,8 +150,8 @@ class FirstStage {
   }
 
   /// The loop of a thread whose rows are `step` apart, each `stride` elements after the one before.
-  RowCode loop(int lanes, int at_once, int64_t step, int64_t stride) const {
-    return row_code({body_, shape_, begin_, end_, lanes, at_once, step, stride}, spec_, stored_,
+  RowCode loop(int lanes, int at_once, int64_t step, int64_t stride, bool whole = false) const {
+    return row_code({body_, shape_, begin_, end_, lanes, at_once, step, stride, whole}, spec_, stored_,
                     [&](BodyCode& code, const Index& index) {
                       std::string text;
                       for (size_t q = 0; q < reductions_.size(); ++q) {
@@ -176,12 +176,12 @@ class FirstStage {
     const int lanes = fitting_lanes(spec_, shape_.back(), tensors_.longest_run(), true);
     const int at_once = tensors_.runs_at_once(lanes);
     const int64_t runs = inner_ / lanes;
-    // A block reads 128 bytes of a row; or 64, of large images by more threads, where those are whole chunks and blocks
-    // would be few.
-    const bool whole = !open_ && rows_ <= kWholeRows;
-    const int64_t least_columns = std::max<int64_t>(4, 64 / (lanes * tensors_.narrowest)) * (whole ? 1 : 2);
+    // A block reads 128 bytes of a row, as many as lie together in memory; or 64, where images are whole chunks and
+    // blocks would be few.
+    const bool whole = !open_ && rows_ <= kWholeRows, narrow = whole && inner_ * tensors_.narrowest < kWideRow;
+    const int64_t least_columns = std::max<int64_t>(4, 64 / (lanes * tensors_.narrowest)) * (narrow ? 1 : 2);
     const int64_t columns = block_columns(runs, least_columns, spec_);
-    const int64_t threads = whole && rows_ >= kTallRows && tensors_.count <= 8 ? 512 : 256;
+    constexpr int64_t threads = 256;
     const int64_t tiles = ceil_div(runs, columns), most = bit_floor(threads / columns);
     int64_t height = most;
     if (!open_) {
@@ -191,8 +191,9 @@ class FirstStage {
     // Of a whole batch of small images, every processor has a part.
     const int64_t each = open_ ? ceil_div(rows_ * tiles, height * spec_.device.processors) : kRowsPerThread;
     const int64_t rows_per_thread = std::min(each, kRowsPerThread);
-    const Chunks chunks = whole ? Chunks{rows_, 1}
-                                : chunks_of(rows_, height * at_once, height * kRowsPerThread, height * rows_per_thread);
+    const Chunks chunks =
+        whole ? Chunks{rows_, 1}
+              : chunks_of(rows_, height * at_once, height * kRowsPerThread / (open_ ? 1 : 2), height * rows_per_thread);
     const std::vector<Argument> to = results(chunks.count);
     Parameters parameters = this->parameters(to);
     std::string place;
@@ -217,11 +218,12 @@ class FirstStage {
                            {"rows", std::to_string(rows_)},
                            {"chunks", std::to_string(chunks.count)},
                            {"chunk", std::to_string(chunks.length)}});
-    if (spec_.preamble != nullptr) {
-      if (begin_ != 1) throw Error("a block of the reduction is in several images");
-      place += preamble_text(spec_, "o", columns * height, fmt::format("blockIdx.x % {} == 0", tiles * chunks.count));
-    }
-    const RowCode loop = this->loop(lanes, at_once, height, inner_);
+    if (spec_.preamble != nullptr && begin_ != 1) throw Error("a block of the reduction is in several images");
+    const std::string preamble =
+        preamble_text(spec_, "o", columns * height, fmt::format("blockIdx.x % {} == 0", tiles * chunks.count));
+    const bool ragged = runs % columns != 0;
+    const bool whole_rows = !open_ && rows_ % chunks.length == 0 && chunks.length % (height * at_once) == 0;
+    const RowCode loop = this->loop(lanes, at_once, height, inner_, whole_rows);
     std::string finish;
     for (size_t q = 0; q < reductions_.size(); ++q) {
       if (q > 0) finish += "__syncthreads();\n";
@@ -230,7 +232,6 @@ class FirstStage {
       finish += fmt::format("if (row == 0 && inside) store_run<{}>({} + part * {} + i, sum{});\n", lanes,
                             Parameters::result(reductions_[q]), inner_, q);
     }
-    const bool ragged = runs % columns != 0;
     launch(filled(R"(
 using index_t = $index;
 
@@ -243,8 +244,8 @@ $place  const int run = static_cast<int>(blockIdx.x) % $tiles * $columns + colum
   const bool inside = $inside;
   const index_t i = $clamped * $lanes, end = inside ? past : begin;
   const index_t base = $base;
-$hoisted$accumulators  index_t r = begin + row;
-$loop$finish}
+  index_t r = begin + row;
+$loads$preamble$hoisted$accumulators$loop$finish}
 )",
                   {{"index", index_type(is_wide(body_))},
                    {"threads", std::to_string(columns * height)},
@@ -257,6 +258,8 @@ $loop$finish}
                    {"inside", ragged ? fmt::format("run < {}", runs) : "true"},
                    {"clamped", ragged ? fmt::format("(inside ? run : {})", runs - 1) : "run"},
                    {"base", begin_ == 0 ? "i" : fmt::format("o * {} + i", rows_ * inner_)},
+                   {"loads", indented(loop.loads, 2)},
+                   {"preamble", indented(preamble, 2)},
                    {"hoisted", indented(loop.hoisted, 2)},
                    {"accumulators", indented(accumulators(lanes), 2)},
                    {"loop", indented(loop.loops, 2)},
@@ -306,8 +309,8 @@ extern "C" __global__ void __launch_bounds__($threads, 1) $kernel($parameters) {
   const bool inside = own < outer;
   const index_t o = static_cast<index_t>(inside ? own : outer - 1), end = inside ? $rows : 0;
   const index_t base = o * $rows;
-$hoisted$accumulators  index_t r = lane * $lanes;
-$loop$finish}
+  index_t r = lane * $lanes;
+$loads$hoisted$accumulators$loop$finish}
 )",
                   {{"index", index_type(is_wide(body_))},
                    {"threads", std::to_string(kThreads)},
@@ -316,6 +319,7 @@ $loop$finish}
                    {"perblock", std::to_string(kThreads / sharers)},
                    {"rows", std::to_string(rows_)},
                    {"lanes", std::to_string(lanes)},
+                   {"loads", indented(loop.loads, 2)},
                    {"hoisted", indented(loop.hoisted, 2)},
                    {"accumulators", indented(accumulators(lanes), 2)},
                    {"loop", indented(loop.loops, 2)},
@@ -356,7 +360,7 @@ $loop$finish}
           "if (blockIdx.x == gridDim.x - 1) {\n"
           "  const index_t end = static_cast<index_t>(rows);\n"
           "  index_t r = whole + static_cast<int>(threadIdx.x);\n" +
-          indented(one.hoisted + one.loops, 2) + "}\n";
+          indented(one.loads + one.hoisted + one.loops, 2) + "}\n";
     }
     const RowCode loop = this->loop(lanes, at_once, threads * lanes, 1);
     std::string finish;
@@ -375,14 +379,15 @@ extern "C" __global__ void __launch_bounds__($threads, 1) $kernel($parameters) {
   wait_for_previous_kernel();
   let_next_kernel_start();
   __shared__ float shared[32];
-$place$hoisted$accumulators  index_t r = begin + static_cast<index_t>(threadIdx.x) * $lanes;
-$loop$last$finish}
+$place  index_t r = begin + static_cast<index_t>(threadIdx.x) * $lanes;
+$loads$hoisted$accumulators$loop$last$finish}
 )",
                   {{"index", index_type(is_wide(body_))},
                    {"threads", std::to_string(threads)},
                    {"parameters", parameters.text()},
                    {"place", indented(place, 2)},
                    {"lanes", std::to_string(lanes)},
+                   {"loads", indented(loop.loads, 2)},
                    {"hoisted", indented(loop.hoisted, 2)},
                    {"accumulators", indented(accumulators(lanes), 2)},
                    {"loop", indented(loop.loops, 2)},
