@@ -29,6 +29,7 @@
 // then has a third barrier: `ready`, for the warps that have transformed it.
 #pragma once
 #include "codegen/cuda/device/ptx_sm90.cuh"
+#include "codegen/cuda/device/ring.cuh"
 #include "codegen/cuda/device/vector.cuh"
 
 namespace conv {
@@ -57,20 +58,6 @@ template <int rows_, int images_, int halo_slots_, int tap_slots_, int blocks_ =
 struct Tile {
   static constexpr int rows = rows_, images = images_, halo_slots = halo_slots_, tap_slots = tap_slots_;
   static constexpr int blocks = blocks_, consumers = consumers_;
-};
-
-/// A place in a ring, and the parity of the round.
-template <int slots>
-struct Place {
-  int slot = 0, parity = 0;
-
-  __device__ __forceinline__ void advance(int by = 1) {
-    slot += by % slots;
-    parity ^= by / slots % 2;
-    if (slot < slots) return;
-    slot -= slots;
-    parity ^= 1;
-  }
 };
 
 template <class Problem_, class Tile_>
@@ -282,8 +269,8 @@ class Producer {
   const TensorMap& filter_;
   const TensorMap* const operand_;
   const TensorMap* const second_;
-  Place<L::Tile::halo_slots> halo_;
-  Place<L::Tile::tap_slots> tap_;
+  RingPlace<L::Tile::halo_slots> halo_;
+  RingPlace<L::Tile::tap_slots> tap_;
 };
 
 /// 128 threads that compute one tile after the other.
@@ -322,7 +309,7 @@ class Consumer {
 #pragma unroll 1
     for (int chunk = 0; chunk < whole; ++chunk) add_chunk<4>(chunk == 0);
     if constexpr (rest > 0) add_chunk<(rest + 15) / 16>(whole == 0);
-    const Place<Tile::halo_slots> operand = halo_;
+    const RingPlace<Tile::halo_slots> operand = halo_;
     if constexpr (Problem::reads_operand) advance_halo();
     if constexpr (takes_turns) {
       // Another consumer may have the slot next, and can tell its copy only from the one before: that must be complete.
@@ -463,8 +450,8 @@ class Consumer {
 
   const Shared<L> shared_;
   const int number_;
-  Place<Tile::halo_slots> halo_;
-  Place<Tile::tap_slots> tap_;
+  RingPlace<Tile::halo_slots> halo_;
+  RingPlace<Tile::tap_slots> tap_;
   int last_halo_ = 0, last_tap_ = 0;
   Origin origin_;
   float sums_[Tile::images][sums];

@@ -23,6 +23,7 @@
 // then, and writes what the two have of the other half.
 #pragma once
 #include "codegen/cuda/device/ptx_sm90.cuh"
+#include "codegen/cuda/device/ring.cuh"
 #include "codegen/cuda/device/vector.cuh"
 
 namespace wgrad {
@@ -214,18 +215,6 @@ struct Shared {
   }
 };
 
-/// A place in the ring, and the parity of the round.
-template <int slots>
-struct Place {
-  int slot = 0, parity = 0;
-
-  __device__ __forceinline__ void advance() {
-    if (++slot < slots) return;
-    slot = 0;
-    parity ^= 1;
-  }
-};
-
 /// A warp: fills the ring.
 template <class L>
 class Producer {
@@ -277,7 +266,7 @@ class Producer {
 
   const Shared<L> shared_;
   const TensorMap &x_, &dy_;
-  Place<L::Tile::slots> place_;
+  RingPlace<L::Tile::slots> place_;
 };
 
 /// 128 threads: a consumer, with 64 rows and L::columns columns of the block.
@@ -385,7 +374,7 @@ class Consumer {
 
   const Shared<L> shared_;
   const int number_;
-  Place<L::Tile::slots> place_;
+  RingPlace<L::Tile::slots> place_;
   float sums_[L::sums];
 };
 
