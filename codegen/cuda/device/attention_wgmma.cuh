@@ -11,7 +11,9 @@
 // where delta is the rows' sum of dO times O. One block of threads has a whole head of an image. First each warpgroup
 // owns keys and walks through the queries: scores and dP are transposed, and become, rounded to bf16, the register
 // operand of dV and dK. dS is laid down in shared memory besides; after all warpgroups have passed, each owns queries
-// and makes dQ from it. So scores and exponentials are computed once, and nothing is added by two threads.
+// and makes dQ from it. So scores and exponentials are computed once, and nothing is added by two threads. Where that
+// block would have a processor to itself, two blocks have half of the keys each; each sends the other one its share of
+// dQ of half of the queries.
 //
 // The order of every sum is tokens ascending, and width ascending, in the tensor cores' steps.
 #pragma once
@@ -112,6 +114,23 @@ __device__ __forceinline__ void round_sums(unsigned (&rows)[steps][4], const flo
   }
 }
 
+/// Starts d += weights times 64 rows of `row_bytes`.
+template <int row_bytes, int sums>
+__device__ __forceinline__ void start_weighted(float (&d)[sums], unsigned (&weights)[4][4], unsigned long long rows) {
+#pragma unroll
+  for (int k = 0; k < 4; ++k) multiply_registers(weights[k]);
+  multiply_registers(d);
+  multiply_fence();
+#pragma unroll
+  for (int k = 0; k < 4; ++k) multiply_bf16<1>(d, weights[k], matrix_moved(rows, k * 16 * row_bytes));
+  multiply_commit();
+}
+/// Until here the products may have read the weights.
+__device__ __forceinline__ void hold(unsigned (&weights)[4][4]) {
+#pragma unroll
+  for (int k = 0; k < 4; ++k) multiply_registers(weights[k]);
+}
+
 /// Four neighbouring threads hold a row.
 __device__ __forceinline__ float largest_of_row(float x) {
   x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
@@ -151,8 +170,9 @@ class SoftmaxRows {
     }
   }
 
-  /// Scores become exponentials relative to the running maximum; the sums follow it. Every step has a key, so that the
-  /// maximum is finite where the scores are. Exponentials are powers of two of scores times `scale_log2`.
+  /// Scores become exponentials relative to the running maximum, which the sums follow in shrink_sums, before the next
+  /// ones. Every step has a key, so that the maximum is finite where the scores are. Exponentials are powers of two of
+  /// scores times `scale_log2`.
   __device__ __forceinline__ void take_exponentials(Scores& scores, float scale_log2) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -161,7 +181,7 @@ class SoftmaxRows {
       for (int i = half * 2; i < step / 2; i += 4) largest = fmaxf(largest, fmaxf(scores[i], scores[i + 1]));
       const float before = largest_[half];
       largest_[half] = fmaxf(before, largest_of_row(largest) * scale_log2);
-      const float shrink = exp2_approx(before - largest_[half]);
+      shrink_[half] = exp2_approx(before - largest_[half]);
       float total = 0.0f;
 #pragma unroll
       for (int i = half * 2; i < step / 2; i += 4) {
@@ -171,9 +191,12 @@ class SoftmaxRows {
           total += scores[e];
         }
       }
-      total_[half] = fmaf(total_[half], shrink, total);
-      scale_rows(half, shrink);
+      total_[half] = fmaf(total_[half], shrink_[half], total);
     }
+  }
+  __device__ __forceinline__ void shrink_sums() {
+    scale_rows(0, shrink_[0]);
+    scale_rows(1, shrink_[1]);
   }
 
   /// The sums become the value.
@@ -196,7 +219,7 @@ class SoftmaxRows {
   }
 
   int first_ = 0;  ///< Of the warpgroup's queries.
-  float largest_[2], total_[2];
+  float largest_[2], total_[2], shrink_[2];
 };
 
 /// softmax(q k' / sqrt(width)) v of a block of `warpgroups` times 64 queries.
@@ -234,16 +257,12 @@ class Forward : public SoftmaxRows<P::sums> {
       multiply_registers(scores);
       if (P::length % step != 0 && key + step > P::length) this->hide_missing_keys(scores, P::length - key);
       this->take_exponentials(scores, scale_log2);
+      this->shrink_sums();
       unsigned p[step / 16][4];
       round_sums(p, scores);
-#pragma unroll
-      for (int s = 0; s < step / 16; ++s) multiply_registers(p[s]);
-      multiply_registers(sums_);
-      multiply_fence();
-#pragma unroll
-      for (int s = 0; s < step / 16; ++s) multiply_bf16<1>(sums_, p[s], rows_from<P>(values, key + s * 16));
-      multiply_commit();
+      start_weighted<P::row_bytes>(sums_, p, rows_from<P>(values, key));
       multiply_wait<0>();
+      hold(p);
       multiply_registers(sums_);
     }
     this->finish();
@@ -256,26 +275,32 @@ struct Operands {
   const float* log_sum;
 };
 
-template <class P>
+/// By a cluster of `parts` blocks, one or two, with as many of the head's keys each, and all queries.
+template <class P, int parts_>
 class Gradient {
  public:
-  static constexpr int blocks = P::blocks, threads = 128 * blocks, tile_bytes = 64 * 128;
-  static constexpr int matrix_bytes = blocks * P::block_bytes, ds_at = 4 * matrix_bytes;
-  static constexpr int statistics_at = ds_at + blocks * blocks * tile_bytes;
-  static constexpr int bytes = statistics_at + 2 * 64 * blocks * 4;
+  static constexpr int parts = parts_, warpgroups = P::blocks / parts, threads = 128 * warpgroups;
+  static constexpr int tile_bytes = 64 * 128, matrix_bytes = P::blocks * P::block_bytes;
+  static constexpr int ds_at = 2 * matrix_bytes + 2 * matrix_bytes / parts;
+  static constexpr int received_at = ds_at + warpgroups * warpgroups * tile_bytes;
+  static constexpr int statistics_at = received_at + (parts - 1) * threads * P::sums * 4;
+  static constexpr int bytes = statistics_at + 2 * 64 * P::blocks * 4;
   static constexpr int run_count = P::sums / 4;
-  using Own = Pieces<P, blocks, threads>;
+  using Own = Pieces<P, P::blocks, threads>;
+  static_assert(P::blocks % parts == 0 && parts <= 2);
 
   /// `shared` is a multiple of 1024.
-  __device__ __forceinline__ explicit Gradient(unsigned char* shared)
+  __device__ __forceinline__ Gradient(unsigned char* shared, int part)
       : q_(shared),
-        k_(q_ + matrix_bytes),
-        v_(k_ + matrix_bytes),
-        dout_(v_ + matrix_bytes),
+        dout_(q_ + matrix_bytes),
+        k_(dout_ + matrix_bytes),
+        v_(k_ + matrix_bytes / parts),
         ds_(shared + ds_at),
+        received_(reinterpret_cast<Run<float, 4>*>(shared + received_at) + threadIdx.x),
         minus_log_sum_(reinterpret_cast<float*>(shared + statistics_at)),
-        delta_(minus_log_sum_ + 64 * blocks),
-        block_(__shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0)) {}
+        delta_(minus_log_sum_ + 64 * P::blocks),
+        part_(part),
+        warpgroup_(__shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0)) {}
 
   /// By all threads, first.
   __device__ __forceinline__ void load(const Operands& from) {
@@ -288,14 +313,15 @@ class Gradient {
     }
     const int token = static_cast<int>(threadIdx.x);
     const float log_sum = from.log_sum[token < P::length ? token : 0];
-    copy_blocks<P, P::qkv_pitch, blocks, threads>(q_, from.q, 0);
-    copy_blocks<P, P::qkv_pitch, blocks, threads>(k_, from.k, 0);
-    copy_blocks<P, P::qkv_pitch, blocks, threads>(v_, from.v, 0);
-    copy_blocks<P, P::out_pitch, blocks, threads>(dout_, from.dout, 0);
+    copy_blocks<P, P::qkv_pitch, P::blocks, threads>(q_, from.q, 0);
+    copy_blocks<P, P::qkv_pitch, warpgroups, threads>(k_, from.k, part_ * warpgroups * 64);
+    copy_blocks<P, P::qkv_pitch, warpgroups, threads>(v_, from.v, part_ * warpgroups * 64);
+    copy_blocks<P, P::out_pitch, P::blocks, threads>(dout_, from.dout, 0);
     copy_async_commit();
+    if constexpr (parts > 1) cluster_meet();  // From here on the other block is there.
     copy_async_wait<0>();
     // Of missing queries, what makes probabilities zero.
-    if (token < 64 * blocks) {
+    if (token < 64 * P::blocks) {
       minus_log_sum_[token] = token < P::length ? -1.44269504f * log_sum : __int_as_float(0xff800000);
     }
     write_delta(out);
@@ -303,21 +329,59 @@ class Gradient {
     __syncthreads();
   }
 
-  /// dK and dV of the warpgroup's keys.
+  /// dK and dV of the warpgroup's keys. Of two blocks each begins with the queries that the other one stores.
   __device__ __forceinline__ void sum_keys(float scale_log2) {
     clear(keys_), clear(values_);
+    if constexpr (parts > 1) {
+      walk((part_ ^ 1) * warpgroups, scale_log2);
+      weigh_keys();
+#pragma unroll
+      for (int i = 0; i < run_count; ++i) {
+        const float* const run = &queries_[i * 4];
+        cluster_store(cluster_address(received_ + i * threads, part_ ^ 1), run[0], run[1], run[2], run[3]);
+      }
+      __syncthreads();
+    }
+    walk(part_ * warpgroups, scale_log2);
+  }
+
+  /// dQ of the warpgroup's queries, after sum_keys.
+  __device__ __forceinline__ void sum_queries() {
+    weigh_keys();
+    if constexpr (parts > 1) {
+      cluster_sync();
+#pragma unroll
+      for (int i = 0; i < P::sums; ++i) queries_[i] += received_[i / 4 * threads][i % 4];
+    }
+  }
+
+  /// dK and dQ lack the factor of the scores.
+  __device__ __forceinline__ Run<float, 4> query_run(int i) const { return run_of(queries_, i); }
+  __device__ __forceinline__ Run<float, 4> key_run(int i) const { return run_of(keys_, i); }
+  __device__ __forceinline__ Run<float, 4> value_run(int i) const { return run_of(values_, i); }
+  __device__ __forceinline__ int token(int i) const { return (part_ * warpgroups + warpgroup_) * 64 + run_row(i); }
+
+ private:
+  /// dS of 64 queries and 64 keys: rows of 128 bytes, a query each.
+  __device__ __forceinline__ unsigned char* tile(int queries, int keys) const {
+    return ds_ + (queries * warpgroups + keys) * tile_bytes;
+  }
+
+  /// Adds to dK and dV, and lays down dS, of `warpgroups` blocks of queries.
+  __device__ __forceinline__ void walk(int first, float scale_log2) {
 #pragma unroll 1
-    for (int queries = 0; queries < blocks; ++queries) {
+    for (int i = 0; i < warpgroups; ++i) {
+      const int queries = (first + i) * 64;
       float scores[32], dp[32];
-      start_row_products<P>(scores, rows_from<P>(k_, block_ * 64), rows_from<P>(q_, queries * 64));
-      start_row_products<P>(dp, rows_from<P>(v_, block_ * 64), rows_from<P>(dout_, queries * 64));
+      start_row_products<P>(scores, rows_from<P>(k_, warpgroup_ * 64), rows_from<P>(q_, queries));
+      start_row_products<P>(dp, rows_from<P>(v_, warpgroup_ * 64), rows_from<P>(dout_, queries));
       multiply_wait<0>();
       multiply_registers(scores);
       multiply_registers(dp);
       unsigned p[4][4], ds[4][4];
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        take_gradients(p[k], ds[k], &scores[k * 8], &dp[k * 8], queries, k, scale_log2);
+        take_gradients(p[k], ds[k], &scores[k * 8], &dp[k * 8], queries, tile(i, warpgroup_), k, scale_log2);
         multiply_registers(p[k]);
         multiply_registers(ds[k]);
       }
@@ -326,8 +390,8 @@ class Gradient {
       multiply_fence();
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        multiply_bf16<1>(values_, p[k], rows_from<P>(dout_, queries * 64 + k * 16));
-        multiply_bf16<1>(keys_, ds[k], rows_from<P>(q_, queries * 64 + k * 16));
+        multiply_bf16<1>(values_, p[k], rows_from<P>(dout_, queries + k * 16));
+        multiply_bf16<1>(keys_, ds[k], rows_from<P>(q_, queries + k * 16));
       }
       multiply_commit();
       multiply_wait<0>();
@@ -337,32 +401,20 @@ class Gradient {
     fence_shared_for_engines();
   }
 
-  /// dQ of the warpgroup's queries, after sum_keys.
-  __device__ __forceinline__ void sum_queries() {
+  /// Of the warpgroup's block of queries among those whose dS was laid down last, dQ as far as the block's keys go.
+  __device__ __forceinline__ void weigh_keys() {
     __syncthreads();
     clear(queries_);
     multiply_registers(queries_);
     multiply_fence();
 #pragma unroll
-    for (int k = 0; k < 4 * blocks; ++k) {
-      const unsigned long long ds = matrix_descriptor(tile(block_, k / 4), 8 * 128);
+    for (int k = 0; k < 4 * warpgroups; ++k) {
+      const unsigned long long ds = matrix_descriptor(tile(warpgroup_, k / 4), 8 * 128);
       multiply_bf16<0, 1>(queries_, matrix_moved(ds, k % 4 * 32), rows_from<P>(k_, k * 16), true);
     }
     multiply_commit();
     multiply_wait<0>();
     multiply_registers(queries_);
-  }
-
-  /// dK and dQ lack the factor of the scores.
-  __device__ __forceinline__ Run<float, 4> query_run(int i) const { return run_of(queries_, i); }
-  __device__ __forceinline__ Run<float, 4> key_run(int i) const { return run_of(keys_, i); }
-  __device__ __forceinline__ Run<float, 4> value_run(int i) const { return run_of(values_, i); }
-  __device__ __forceinline__ int token(int i) const { return block_ * 64 + run_row(i); }
-
- private:
-  /// dS of 64 queries and 64 keys: rows of 128 bytes, a query each.
-  __device__ __forceinline__ unsigned char* tile(int queries, int keys) const {
-    return ds_ + (queries * blocks + keys) * tile_bytes;
   }
 
   /// From the pieces of the result's rows, and those of its gradient's that this thread copied. Missing ones are zeros.
@@ -380,11 +432,12 @@ class Gradient {
 
   /// Of 16 queries: probabilities from scores, and dS from dP, which is laid down, too.
   __device__ __forceinline__ void take_gradients(unsigned (&p)[4], unsigned (&ds)[4], const float* scores,
-                                                 const float* dp, int queries, int k, float scale_log2) const {
+                                                 const float* dp, int queries, unsigned char* tile, int k,
+                                                 float scale_log2) const {
     const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32 % 4;
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      const int first = queries * 64 + k * 16 + j * 8 + lane % 4 * 2;
+      const int first = queries + k * 16 + j * 8 + lane % 4 * 2;
       const auto minus_log_sum = *reinterpret_cast<const Run<float, 2>*>(minus_log_sum_ + first);
       const auto delta = *reinterpret_cast<const Run<float, 2>*>(delta_ + first);
 #pragma unroll
@@ -403,12 +456,13 @@ class Gradient {
       }
     }
     const int row = k * 16 + lane / 16 * 8 + lane % 8, chunk = (warp * 2 + lane / 8 % 2) ^ lane % 8;
-    stmatrix_x4_trans(tile(queries, block_) + row * 128 + chunk * 16, ds[0], ds[1], ds[2], ds[3]);
+    stmatrix_x4_trans(tile + row * 128 + chunk * 16, ds[0], ds[1], ds[2], ds[3]);
   }
 
-  unsigned char *const q_, *const k_, *const v_, *const dout_, *const ds_;
+  unsigned char *const q_, *const dout_, *const k_, *const v_, *const ds_;
+  Run<float, 4>* const received_;  ///< Of the thread, what the other block has of dQ, `threads` runs apart.
   float *const minus_log_sum_, *const delta_;
-  const int block_;
+  const int part_, warpgroup_;
   float queries_[P::sums], keys_[P::sums], values_[P::sums];
 };
 

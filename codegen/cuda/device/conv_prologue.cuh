@@ -93,7 +93,7 @@ class Transformer {
   const Shared<L> shared_;
   const int number_;
   int finished_ = -1;  ///< The first image that has its statistics.
-  Place<Tile::halo_slots> halo_;
+  RingPlace<Tile::halo_slots> halo_;
 };
 
 }  // namespace conv

@@ -40,6 +40,7 @@
 // then has a third barrier: `ready`, for the warps that have transformed it.
 #pragma once
 #include "codegen/cuda/device/ptx_sm90.cuh"
+#include "codegen/cuda/device/ring.cuh"
 #include "codegen/cuda/device/vector.cuh"
 
 namespace conv {
@@ -75,20 +76,6 @@ struct Tile {
   static constexpr int rows = rows_, images = images_, halo_slots = halo_slots_, tap_slots = tap_slots_;
   static constexpr int blocks = blocks_, consumers = consumers_;
   static constexpr bool shares_halo = shares_halo_;
-};
-
-/// A place in a ring, and the parity of the round.
-template <int slots>
-struct Place {
-  int slot = 0, parity = 0;
-
-  __device__ __forceinline__ void advance(int by = 1) {
-    slot += by % slots;
-    parity ^= by / slots % 2;
-    if (slot < slots) return;
-    slot -= slots;
-    parity ^= 1;
-  }
 };
 
 template <class Problem_, class Tile_>
@@ -358,8 +345,8 @@ class Producer {
   const TensorMap& filter_;
   const TensorMap* const operand_;
   const TensorMap* const second_;
-  Place<Tile::halo_slots> halo_;
-  Place<Tile::tap_slots> tap_;
+  RingPlace<Tile::halo_slots> halo_;
+  RingPlace<Tile::tap_slots> tap_;
   int begun_ = 0;  ///< Taps that `begin` has loaded and `produce` has not come to.
 };
 
@@ -407,7 +394,7 @@ class Consumer {
 #pragma unroll 1
     for (int chunk = 0; chunk < whole; ++chunk) add_chunk<4>(chunk == 0);
     if constexpr (rest > 0) add_chunk<(rest + kStep - 1) / kStep>(whole == 0);
-    Place<Tile::halo_slots> more[Problem::parts];
+    RingPlace<Tile::halo_slots> more[Problem::parts];
 #pragma unroll
     for (int i = 0; i < L::more_slots; ++i) {
       more[i] = halo_;
@@ -626,8 +613,8 @@ class Consumer {
 
   const Shared<L> shared_;
   const int number_;
-  Place<Tile::halo_slots> halo_;
-  Place<Tile::tap_slots> tap_;
+  RingPlace<Tile::halo_slots> halo_;
+  RingPlace<Tile::tap_slots> tap_;
   int last_halo_ = 0, last_tap_ = 0, operand_parity_ = 0;
   Origin origin_;
   float sums_[Tile::images][sums];

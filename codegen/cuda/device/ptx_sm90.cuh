@@ -81,6 +81,13 @@ __device__ __forceinline__ void tensor_load(void* to, const TensorMap& map, Barr
       "l"(&map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
       : "memory");
 }
+/// What follows each other in memory: `bytes` and both addresses are multiples of 16.
+__device__ __forceinline__ void bulk_load(void* to, const void* from, Barrier* barrier, int bytes) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(to)),
+               "l"(from), "r"(bytes), "r"(shared_address(barrier))
+               : "memory");
+}
 __device__ __forceinline__ void tensor_store(const TensorMap& map, const void* from, int c0, int c1, int c2, int c3) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
                "r"(shared_address(from)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)

@@ -28,6 +28,7 @@
 // does come from shared memory, where three warps, the turners, have written it anew with its pixels along the rows.
 #pragma once
 #include "codegen/cuda/device/ptx_sm90.cuh"
+#include "codegen/cuda/device/ring.cuh"
 #include "codegen/cuda/device/vector.cuh"
 
 namespace wgrad {
@@ -248,18 +249,6 @@ struct Shared {
   }
 };
 
-/// A place in the ring, and the parity of the round.
-template <int slots>
-struct Place {
-  int slot = 0, parity = 0;
-
-  __device__ __forceinline__ void advance() {
-    if (++slot < slots) return;
-    slot = 0;
-    parity ^= 1;
-  }
-};
-
 /// By all lanes of the warps that are no consumers: until the cluster's blocks have exchanged their sums, the ring is
 /// theirs.
 template <class L>
@@ -315,7 +304,7 @@ class Turner {
 
   const Shared<L> shared_;
   const int warp_;
-  Place<L::Tile::slots> place_;
+  RingPlace<L::Tile::slots> place_;
 };
 
 /// By all threads where dy is turned: 512 of them begin with 128 registers.
@@ -376,7 +365,7 @@ class Producer {
 
   const Shared<L> shared_;
   const TensorMap &x_, &dy_;
-  Place<L::Tile::slots> place_;
+  RingPlace<L::Tile::slots> place_;
 };
 
 /// 128 threads: a consumer, with 64 rows and L::columns columns of the block.
@@ -576,7 +565,7 @@ class Consumer {
 
   const Shared<L> shared_;
   const int number_;
-  Place<L::Tile::slots> place_;
+  RingPlace<L::Tile::slots> place_;
   float sums_[L::sums];
 };
 

@@ -17,8 +17,7 @@
 namespace difuse::codegen::cuda {
 namespace {
 
-/// A block of tokens is a warpgroup's rows. Of five, a head's dS alone, 5 x 5 tiles of 8 KB, would leave no room for
-/// its rows in a processor's 227 KB; and where the value's keys are longer than that, they are better streamed.
+/// A block of tokens is a warpgroup's rows. Where there are more than four, they are better streamed.
 constexpr int64_t kBlockTokens = 64, kMostBlocks = 4;
 
 /// As Problem of the device header computes them.
@@ -52,20 +51,27 @@ std::vector<int64_t> forward_candidates(const AttentionProblem& p, const ir::Dev
   return candidates;
 }
 
+/// Blocks of a head's gradient. Four warpgroups would have all registers of a processor, and nobody to multiply while
+/// they load and store.
+int64_t gradient_parts(const AttentionProblem& p) { return blocks_of(p) == 4 ? 2 : 1; }
+
 int64_t gradient_bytes(const AttentionProblem& p) {
-  const int64_t blocks = blocks_of(p), tile = kBlockTokens * kBlockTokens * 2;
-  return 4 * blocks * block_bytes(p) + blocks * blocks * tile + 2 * 4 * kBlockTokens * blocks;
+  const int64_t blocks = blocks_of(p), parts = gradient_parts(p), warpgroups = blocks / parts;
+  const int64_t tile = kBlockTokens * kBlockTokens * 2, sums = warpgroups * 2 * block_bytes(p);
+  return (2 * blocks + 2 * warpgroups) * block_bytes(p) + warpgroups * warpgroups * tile + (parts - 1) * sums +
+         2 * 4 * kBlockTokens * blocks;
 }
 
 /// The kernel's source around `body`, with the fields that both have.
 std::string kernel_source(const KernelSpec& spec, const AttentionProblem& p, const Parameters& parameters,
-                          const std::string& block, int64_t shared_bytes, const std::string& resident,
+                          const std::string& block, int64_t shared_bytes, int64_t resident, int64_t cluster,
                           std::string_view body, std::vector<std::pair<std::string_view, std::string>> fields) {
   const auto add = [&](std::string_view field, std::string value) { fields.emplace_back(field, std::move(value)); };
   add("problem", fmt::format("attention_wgmma::Problem<{}, {}, {}>", p.length, p.width, p.heads));
   add("block", block);
   add("shared_bytes", text(shared_bytes));
-  add("resident", resident);
+  add("resident", text(resident));
+  add("cluster", cluster > 1 ? fmt::format("__cluster_dims__({}, 1, 1) ", cluster) : "");
   add("parameters", parameters.text());
   add_problem_fields(spec, p, fields);
   // What is filled in last may hold fields of its own.
@@ -76,7 +82,7 @@ using Problem = $problem;
 using Block = attention_wgmma::$block;
 static_assert(Block::bytes == $shared_bytes);
 
-extern "C" __global__ void __launch_bounds__(Block::threads, $resident) $kernel($parameters) {
+extern "C" __global__ void __launch_bounds__(Block::threads, $resident) $cluster$kernel($parameters) {
   extern __shared__ __align__(1024) unsigned char shared[];
   wait_for_previous_kernel();
   let_next_kernel_start();
@@ -95,7 +101,7 @@ KernelDraft forward_kernel(const KernelSpec& spec, const AttentionProblem& p, in
   draft.name = spec.name;
   draft.source =
       kernel_source(spec, p, parameters, fmt::format("Forward<Problem, {}>", warpgroups), forward_bytes(p, warpgroups),
-                    text(resident), R"(  // A head's blocks follow each other: they read the same rows.
+                    resident, 1, R"(  // A head's blocks follow each other: they read the same rows.
   const int place = static_cast<int>(blockIdx.x), owner = quotient<$parts>(place);
   const index_t image = quotient<$heads>(owner);
   const int head = remainder_of<$heads>(owner);
@@ -120,13 +126,16 @@ KernelDraft gradient_kernel(const KernelSpec& spec, const AttentionProblem& p) {
 
   KernelDraft draft;
   draft.name = spec.name;
-  draft.source = kernel_source(spec, p, parameters, "Gradient<Problem>", gradient_bytes(p), "1",
-                               R"(  const int owner = static_cast<int>(blockIdx.x);
+  // Two blocks of narrow heads' sums fit a processor's registers.
+  const int64_t parts = gradient_parts(p), resident = p.width > 32 ? 1 : parts;
+  draft.source = kernel_source(spec, p, parameters, fmt::format("Gradient<Problem, {}>", parts), gradient_bytes(p),
+                               resident, parts, R"(  const int place = static_cast<int>(blockIdx.x);
+  const int owner = quotient<Block::parts>(place);
   const index_t image = quotient<$heads>(owner);
   const int head = remainder_of<$heads>(owner);
   const bf16* const qkv = $qkv + image * $qkv_image;
   const long long out = image * $out_image + head * $width;
-  Block block(shared);
+  Block block(shared, remainder_of<Block::parts>(place));
   block.load({qkv + $q_channel, qkv + $k_channel, qkv + $v_channel, $value + out, $dout + out,
               $log_sum + static_cast<long long>(owner) * $length});
   block.sum_keys($scale_log2);
@@ -138,8 +147,8 @@ $queries)",
                                 {"keys", stores.keys},
                                 {"values", stores.values},
                                 {"queries", stores.queries}});
-  draft.grid.x = p.images * p.heads;
-  draft.threads = static_cast<int>(128 * blocks_of(p));
+  draft.grid.x = p.images * p.heads * parts;
+  draft.threads = static_cast<int>(128 * blocks_of(p) / parts);
   draft.shared_bytes = gradient_bytes(p);
   draft.arguments = parameters.arguments();
   draft.bytes = parameters.bytes();
@@ -157,9 +166,8 @@ bool accepts_attention_wgmma(const KernelSpec& spec) {
   if (p.element != ir::DType::bf16 || p.width > kWidest || p.copy != kCopy || p.gradient_copy != kCopy) return false;
   if (!can_store_runs(spec, p, outputs_of(spec, p.value), kRunLanes)) return false;
   const int64_t blocks = blocks_of(p);
-  if (!p.is_grad()) return blocks <= kMostBlocks && forward_bytes(p, blocks) <= spec.device.shared_memory_bytes;
-  // Four warpgroups have 128 registers a thread, of which the sums of wide heads take half.
-  if (blocks > (p.width > 32 ? kMostBlocks - 1 : kMostBlocks)) return false;
+  if (blocks > kMostBlocks) return false;
+  if (!p.is_grad()) return forward_bytes(p, blocks) <= spec.device.shared_memory_bytes;
   const ir::Type& out = spec.body.type(spec.body.node(p.value).operands[1]);
   return out.dtype == ir::DType::bf16 && spec.alignment[static_cast<size_t>(p.inputs[1])] % 16 == 0 &&
          gradient_bytes(p) <= spec.device.shared_memory_bytes;

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -207,6 +208,44 @@ TEST(EmulatedHopper, SaysWhoWaitsForWhatNobodyBrings) {
             "");
   const std::string named = failure_of("  if (threadIdx.x < 32) named_barrier_sync(1, 64);\n", 64);
   EXPECT_NE(named.find("threads 0-31 wait at a named barrier"), std::string::npos) << named;
+}
+
+TEST(EmulatedHopper, BulkLoadsArriveAtABarrier) {
+  const CudaSource source = source_of(R"(
+extern "C" __global__ void __launch_bounds__(64, 1) under_test(const float* from, float* out, long long bytes) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  Barrier* const full = reinterpret_cast<Barrier*>(shared + 512);
+  if (threadIdx.x == 0) {
+    barrier_init(full, 1);
+    barrier_init_done();
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    barrier_arrive_expecting(full, static_cast<int>(bytes));
+    bulk_load(shared, from, full, static_cast<int>(bytes));
+  }
+  barrier_wait(full, 0);
+  out[threadIdx.x] = reinterpret_cast<const float*>(shared)[threadIdx.x];
+}
+)");
+  alignas(16) float from[68];
+  std::iota(from, from + 68, 0.0f);
+  std::vector<float> out(64);
+  const auto failure = [&](const float* start, int64_t bytes) -> std::string {
+    const std::vector<uint64_t> arguments = {EmulatedKernel::argument(start), EmulatedKernel::argument(out.data()),
+                                             EmulatedKernel::argument(bytes)};
+    try {
+      EmulatedKernel::build(source).launch({1, 1, 1}, 64, 1024, arguments);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return {};
+  };
+  EXPECT_EQ(failure(from + 4, 256), "");
+  for (size_t i = 0; i < out.size(); ++i) EXPECT_EQ(out[i], from[i + 4]) << i;
+  EXPECT_NE(failure(from + 1, 256).find("no multiple of 16"), std::string::npos);
+  EXPECT_NE(failure(from, 248).find("no multiple of 16"), std::string::npos);
+  expect_compiles(source);
 }
 
 /// Pairs of blocks: each tells the other its number.

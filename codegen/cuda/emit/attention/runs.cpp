@@ -50,11 +50,10 @@ std::string store_value_runs(const KernelSpec& spec, const AttentionProblem& p, 
         epilogue_code(spec, log_sum, "block.log_sum(half)", 1, parameters.operands(),
                       {{"image", Lanes::none}, {"head", Lanes::none}, {"token", Lanes::none}}, "element", log_sums);
     outers.insert(made.outers.begin(), made.outers.end());
-    store += filled(R"(  if (!Block::is_first_of_row()) return;
-#pragma unroll
+    store += filled(R"(#pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int token = block.token(half);
-    if (token >= $length) continue;
+    if (token >= $length || !Block::is_first_of_row()) continue;
     const index_t element = (image * $heads + head) * $length + token;
 $statements  }
 )",

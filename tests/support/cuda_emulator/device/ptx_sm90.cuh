@@ -82,6 +82,19 @@ inline void run_load(const emulator::Errand& errand) {
   __builtin_memcpy(&load, errand.data, sizeof load);
   advance(load.barrier, 0, -copy_box(load.map, load.to, load.at, true));
 }
+struct BulkLoad {
+  void* to;
+  const void* from;
+  Barrier* barrier;
+  int bytes;
+};
+inline void run_bulk_load(const emulator::Errand& errand) {
+  BulkLoad load;
+  __builtin_memcpy(&load, errand.data, sizeof load);
+  __builtin_memcpy(load.to, load.from, static_cast<unsigned>(load.bytes));
+  advance(load.barrier, 0, -load.bytes);
+}
+
 inline void load_box(void* to, const TensorMap& map, Barrier* barrier, const int (&at)[5]) {
   const Load load{map, to, barrier, {at[0], at[1], at[2], at[3], at[4]}};
   emulator::Errand errand{run_load, {}};
@@ -225,6 +238,16 @@ inline void tensor_load(void* to, const TensorMap& map, Barrier* barrier, int c0
 }
 inline void tensor_load(void* to, const TensorMap& map, Barrier* barrier, int c0, int c1, int c2, int c3) {
   emulated::load_box(to, map, barrier, {c0, c1, c2, c3, 0});
+}
+inline void bulk_load(void* to, const void* from, Barrier* barrier, int bytes) {
+  if (shared_address(to) % 16 != 0 || reinterpret_cast<unsigned long long>(from) % 16 != 0 || bytes % 16 != 0) {
+    emulator::machine->fail("a bulk copy of what is no multiple of 16", nullptr, 0);
+  }
+  const emulated::BulkLoad load{to, from, barrier, bytes};
+  emulator::Errand errand{emulated::run_bulk_load, {}};
+  static_assert(sizeof load <= sizeof errand.data);
+  __builtin_memcpy(errand.data, &load, sizeof load);
+  emulator::machine->defer(errand);
 }
 inline void tensor_store(const TensorMap& map, const void* from, int c0, int c1, int c2, int c3) {
   emulated::copy_box(map, from, {c0, c1, c2, c3, 0}, false);
