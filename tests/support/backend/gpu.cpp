@@ -14,6 +14,9 @@
 namespace difuse::testing {
 namespace {
 
+/// None: tiles are the estimates', and one that is refused gives way to the next, as in the product.
+const codegen::TuningTable kNoDecisions;
+
 struct Found {
   std::optional<runtime::Target> target;
   std::string reason;
@@ -39,7 +42,8 @@ const runtime::Target* find_gpu(std::string* reason) {
 }
 
 codegen::cuda::CudaPlan plan_for(const runtime::Target& gpu, const ir::Graph& graph, bool reuse_memory) {
-  return codegen::cuda::lower_cuda(graph, passes::plan_memory(graph, {.reuse = reuse_memory}), gpu.spec());
+  return codegen::cuda::lower_cuda(graph, passes::plan_memory(graph, {.reuse = reuse_memory}), gpu.spec(),
+                                   &kNoDecisions);
 }
 
 void compile_together(const runtime::Target& gpu, std::span<const codegen::cuda::CudaPlan> plans) {
@@ -47,18 +51,22 @@ void compile_together(const runtime::Target& gpu, std::span<const codegen::cuda:
   for (const codegen::cuda::CudaPlan& plan : plans) {
     all.sources.insert(all.sources.end(), plan.sources.begin(), plan.sources.end());
   }
-  runtime::compile_kernels(all, {}, *gpu.cache, gpu.cuda->driver().newest_toolkit());
+  // What is refused gives way to another tile when its plan's turn comes.
+  codegen::KernelCompiler compiler(*gpu.cache, {.toolkit = {}, .newest_major = gpu.cuda->driver().newest_toolkit()});
+  compiler.compile(all.sources);
 }
 
 std::unique_ptr<runtime::CudaExecutor> execute(const runtime::Target& gpu, codegen::cuda::CudaPlan plan,
                                                const runtime::CudaExecutorOptions& options) {
-  const auto kernels = runtime::compile_kernels(plan, {}, *gpu.cache, gpu.cuda->driver().newest_toolkit());
+  const auto kernels =
+      runtime::compile_kernels(plan, gpu.spec(), kNoDecisions, {}, *gpu.cache, gpu.cuda->driver().newest_toolkit());
   return std::make_unique<runtime::CudaExecutor>(gpu.cuda, std::move(plan), kernels, options);
 }
 
 void expect_nodes_agree(const runtime::Target& gpu, std::span<const ir::Graph> graphs, passes::Precision precision) {
   runtime::CompileSettings settings;
   settings.precision = precision;
+  settings.tuned = &kNoDecisions;
   std::vector<codegen::cuda::CudaPlan> plans;
   for (const ir::Graph& graph : graphs) plans.push_back(runtime::plan_cuda(graph, {}, gpu.spec(), settings));
   compile_together(gpu, plans);
