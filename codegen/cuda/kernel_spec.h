@@ -99,7 +99,7 @@ bool accepts_conv_wgmma(const KernelSpec& spec);  ///< conv_fprop, conv_dgrad in
                                                   ///< that its engines take.
 void emit_conv_wgmma(const KernelSpec& spec, Emission& emission);
 std::vector<TileChoice> conv_wgmma_choices(const KernelSpec& spec);
-bool accepts_wgrad_wgmma(const KernelSpec& spec);  ///< conv_wgrad in bf16 on Hopper, likewise.
+bool accepts_wgrad_wgmma(const KernelSpec& spec);  ///< conv_wgrad in bf16 or tf32 on Hopper, likewise.
 void emit_wgrad_wgmma(const KernelSpec& spec, Emission& emission);
 std::vector<TileChoice> wgrad_wgmma_choices(const KernelSpec& spec);
 bool accepts_contraction(const ir::Graph& body);  ///< conv_fprop, conv_dgrad, conv_wgrad, matmul and what is around it.

@@ -231,7 +231,7 @@ struct Shared {
     return reinterpret_cast<Barrier*>(start + L::barriers_at) + slot;
   }
   __device__ __forceinline__ Barrier* empty(int slot) const { return full(L::Tile::slots + slot); }
-  // Where dy is turned: for the consumers, and the address of what is read by threads.
+  // Where dy is turned: for the consumers, when it is, and where it lies.
   __device__ __forceinline__ Barrier* turned(int slot) const { return full(2 * L::Tile::slots + slot); }
   __device__ __forceinline__ unsigned char* turned_dy(int slot) const { return x(slot) + L::turned_at; }
 
@@ -461,9 +461,11 @@ class Consumer {
   __device__ __forceinline__ static Run<float, 4> turned_run(const float* from) {
     const bool odd = threadIdx.x / 4 % 2 != 0, upper = threadIdx.x / 8 % 2 != 0;
     // Of rows 2 m and 2 m + 1, column 0 or 1, and 4 or 5.
-    const float a = __shfl_xor_sync(~0u, odd ? from[0] : from[1], 4), b = __shfl_xor_sync(~0u, odd ? from[4] : from[5], 4);
+    const float a = __shfl_xor_sync(~0u, odd ? from[0] : from[1], 4);
+    const float b = __shfl_xor_sync(~0u, odd ? from[4] : from[5], 4);
     const float low[2] = {odd ? a : from[0], odd ? from[1] : a}, high[2] = {odd ? b : from[4], odd ? from[5] : b};
-    const float c = __shfl_xor_sync(~0u, upper ? low[0] : high[0], 8), d = __shfl_xor_sync(~0u, upper ? low[1] : high[1], 8);
+    const float c = __shfl_xor_sync(~0u, upper ? low[0] : high[0], 8);
+    const float d = __shfl_xor_sync(~0u, upper ? low[1] : high[1], 8);
     return upper ? Run<float, 4>{c, d, high[0], high[1]} : Run<float, 4>{low[0], low[1], c, d};
   }
 
@@ -477,7 +479,7 @@ class Consumer {
       to[i] = __float_as_uint(slot_load(first + exchanged + further * 128));
     }
   }
-  /// The products of rows `first` to first + kGroup - 1 of an image's halo.
+  /// The products of kGroup rows of an image's halo, from row group * kGroup on.
   template <int group>
   __device__ __forceinline__ void multiply_rows(unsigned (&x)[kGroup][4], unsigned long long dy, int image) {
 #pragma unroll

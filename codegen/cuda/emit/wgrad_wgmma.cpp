@@ -223,6 +223,7 @@ std::vector<TileChoice> wgrad_wgmma_choices(const KernelSpec& spec) {
       problem_text(w.is_whole ? spec : product_spec(spec, product, {Argument::Kind::workspace, 0}), geometry(w));
   choice.batch = w.batch;
   const std::vector<WgradTile> tiles = candidates(w, spec.device);
+  if (tiles.size() == 1) return {};  // Two of floats' largest tiles are all that fits.
   for (const WgradTile& tile : tiles) choice.tiles.push_back(to_string(tile));
   if (!w.is_whole) return {choice};
   choice.at_batch.resize(tiles.size());
