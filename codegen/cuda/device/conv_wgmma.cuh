@@ -24,11 +24,11 @@
 // order, input and output channels exchanged. It reads the filter where it lies: its 64 output channels then run along
 // the rows of a tap in shared memory, and the sum runs down its columns.
 //
-// The consumers may also share one tile of pixels, each with 64 output channels of its own (Tile::shares_halo): its halo
-// is then loaded, and transformed, once for 128 or 192 of them, and a tap's slot holds the taps of all. A halo is dead
-// only when all have read it, and one result alone would fit there: so each consumer has a slot of its own for its
-// results, to which it fetches the operand itself before it multiplies. They need no turns: a consumer goes on as far as
-// the ring of halos reaches while the others store.
+// The consumers may also share one tile of pixels, each with 64 output channels of its own (Tile::shares_halo): its
+// halo is then loaded, and transformed, once for 128 or 192 of them, and a tap's slot holds the taps of all. A halo is
+// dead only when all have read it, and one result alone would fit there: so each consumer has a slot of its own for its
+// results, to which it fetches the operand itself before it multiplies. They need no turns: a consumer goes on as far
+// as the ring of halos reaches while the others store.
 //
 // What is computed of the image before it is multiplied, the prologue, a further role does in shared memory
 // (conv_prologue.cuh): the transformers, one or two warpgroups between the producer and the consumers. A slot of a halo
@@ -221,8 +221,8 @@ __device__ __forceinline__ void share_registers() {
   }
 }
 
-/// A copy to a slot of halos: whose (the first consumer's, where they share it), and which of its tile's; the last is the
-/// operand where it passes through the ring.
+/// A copy to a slot of halos: whose (the first consumer's, where they share it), and which of its tile's; the last is
+/// the operand where it passes through the ring.
 struct Copy {
   int consumer, number;
 };
@@ -395,8 +395,8 @@ class Consumer {
   // stage_rows.
 
   __device__ __forceinline__ void start_rows() {
-    // All warps have read the halo, or the engine the last results. Of the operand each reads what it then writes, and no
-    // more.
+    // All warps have read the halo, or the engine the last results. Of the operand each reads what it then writes, and
+    // no more.
     if constexpr (!Problem::reads_operand) {
       if (Tile::shares_halo && threadIdx.x % L::warpgroup == 0) tensor_store_wait_read<0>();
       named_barrier_sync(kOwn + number_, L::warpgroup);
