@@ -29,11 +29,11 @@
 // the rows of a tap in shared memory, and the sum runs down its columns. (In bf16: for tf32 the tensor cores know no
 // such rows.)
 //
-// The consumers may also share one tile of pixels, each with 64 output channels of its own (Tile::shares_halo): its halo
-// is then loaded, and transformed, once for 128 or 192 of them, and a tap's slot holds the taps of all. A halo is dead
-// only when all have read it, and one result alone would fit there: so each consumer has a slot of its own for its
-// results, to which it fetches the operand itself before it multiplies. They need no turns: a consumer goes on as far as
-// the ring of halos reaches while the others store.
+// The consumers may also share one tile of pixels, each with 64 output channels of its own (Tile::shares_halo): its
+// halo is then loaded, and transformed, once for 128 or 192 of them, and a tap's slot holds the taps of all. A halo is
+// dead only when all have read it, and one result alone would fit there: so each consumer has a slot of its own for its
+// results, to which it fetches the operand itself before it multiplies. They need no turns: a consumer goes on as far
+// as the ring of halos reaches while the others store.
 //
 // What is computed of the image before it is multiplied, the prologue, a further role does in shared memory
 // (conv_prologue.cuh): the transformers, one or two warpgroups between the producer and the consumers. A slot of a halo
