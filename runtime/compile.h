@@ -32,7 +32,7 @@ struct CompileSettings {
   passes::FusionReport* report = nullptr;  ///< Filled when given.
   /// Whether contractions compute the image that they read, where the device's kernels can.
   passes::Prologues prologues = passes::Prologues::automatic;
-  const passes::FusionChoices* choices = nullptr;  ///< Decisions about fusions. Null: those of `tuned`, or estimates.
+  const passes::FusionChoices* choices = nullptr;  ///< Decisions about fusions. Null: those of `tuned`.
 };
 
 /// All but the executor: says what a graph will take without allocating it. With options.dump the IR around every pass

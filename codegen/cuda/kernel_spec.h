@@ -95,8 +95,8 @@ std::span<const Emitter> emitters();
 const Emitter& find_emitter(const KernelSpec& spec);
 
 // By hero; each in emit/<name>.cpp.
-bool accepts_conv_wgmma(const KernelSpec& spec);  ///< conv_fprop, conv_dgrad in bf16 or tf32 on Hopper, of the shapes
-                                                  ///< that its engines take.
+bool accepts_conv_wgmma(const KernelSpec& spec);  ///< conv_fprop in bf16 or tf32, conv_dgrad in bf16 on Hopper, of the
+                                                  ///< shapes that its engines take.
 void emit_conv_wgmma(const KernelSpec& spec, Emission& emission);
 std::vector<TileChoice> conv_wgmma_choices(const KernelSpec& spec);
 bool accepts_wgrad_wgmma(const KernelSpec& spec);  ///< conv_wgrad in bf16 or tf32 on Hopper, likewise.

@@ -13,7 +13,7 @@ namespace difuse::passes {
 
 /// Whether a contraction computes its image operand on the way in (prologue.h).
 enum class Prologues : uint8_t {
-  automatic,  ///< Where it was measured that this is faster, and where the cost model expects it.
+  automatic,  ///< Where a choice says so; else, with FusionSettings::estimates, where the cost model expects a gain.
   always,     ///< Wherever the device can.
   never,
 };

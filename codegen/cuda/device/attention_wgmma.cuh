@@ -15,7 +15,8 @@
 // block would have a processor to itself, two blocks have half of the keys each; each sends the other one its share of
 // dQ of half of the queries.
 //
-// The order of every sum is tokens ascending, and width ascending, in the tensor cores' steps.
+// The order of every sum is tokens ascending, and width ascending, in the tensor cores' steps; of two blocks, each half
+// of the tokens by itself: dK and dV begin with the half whose dQ the other block stores.
 #pragma once
 #include "codegen/cuda/device/ptx_sm90.cuh"
 #include "codegen/cuda/device/reduce.cuh"

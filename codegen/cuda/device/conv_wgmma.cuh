@@ -3,10 +3,11 @@
 //
 // As a matrix product: rows are 64 output channels (the filter), columns are pixels (the image), and the sum runs over
 // the chunks of 64 input channels (32 in f32: 128 bytes of a pixel), over the taps (r, s) of the filter, and over the
-// channels of the chunk, in that order. A tile of pixels is 8 wide and `rows` high, in each of `images` images; for a filter of 3 x 3 its input is 10
-// wide and rows + 2 high: the halo. Each halo is loaded once and read once per tap: the pixels that tap (r, s) meets
-// are those of the halo from pixel (r, s) on, so the tap's matrix is the same shared memory, described from 10 r + s
-// rows further on. What lies outside the image the copy engine fills with zeros, which is the border.
+// channels of the chunk, in that order. A tile of pixels is 8 wide and `rows` high, in each of `images` images; for a
+// filter of 3 x 3 its input is 10 wide and rows + 2 high: the halo. Each halo is loaded once and read once per tap: the
+// pixels that tap (r, s) meets are those of the halo from pixel (r, s) on, so the tap's matrix is the same shared
+// memory, described from 10 r + s rows further on. What lies outside the image the copy engine fills with zeros, which
+// is the border.
 //
 // A block is a producer and one to three consumers. The producer only starts copies: halos and taps of the filter into
 // two rings of slots. The consumers, warpgroups of 128 threads, multiply, each into a tile of its own, add what follows
