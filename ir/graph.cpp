@@ -130,15 +130,14 @@ std::vector<Value> copy_node(Graph& to, const Node& node, const std::vector<Valu
   return results;
 }
 
-Graph rebuild(const Graph& from, const Emit& emit) {
+namespace {
+
+Graph made_of(const Graph& from, std::span<const int> order, const Emit& emit) {
   Graph to(from.name());
-  const std::vector<bool> live = from.live();
   std::vector<std::vector<Value>> mapped(static_cast<size_t>(from.size()));
   auto map = [&](Value v) { return mapped[static_cast<size_t>(v.node)][static_cast<size_t>(v.result)]; };
-  for (int id = 0; id < from.size(); ++id) {
+  for (const int id : order) {
     const Node& node = from.node(id);
-    // Inputs and states are the graph's interface: they stay even when nothing reads them.
-    if (!live[static_cast<size_t>(id)] && node.op != Op::input && node.op != Op::state) continue;
     std::vector<Value> operands;
     operands.reserve(node.operands.size());
     for (Value v : node.operands) operands.push_back(map(v));
@@ -147,6 +146,25 @@ Graph rebuild(const Graph& from, const Emit& emit) {
   for (const NamedValue& n : from.outputs()) to.set_output(n.name, map(n.value));
   for (const NamedValue& n : from.updates()) to.set_update(n.name, map(n.value));
   return to;
+}
+
+}  // namespace
+
+Graph rebuild(const Graph& from, const Emit& emit) {
+  const std::vector<bool> live = from.live();
+  std::vector<int> order;
+  for (int id = 0; id < from.size(); ++id) {
+    // Inputs and states are the graph's interface: they stay even when nothing reads them.
+    const Op op = from.node(id).op;
+    if (live[static_cast<size_t>(id)] || op == Op::input || op == Op::state) order.push_back(id);
+  }
+  return made_of(from, order, emit);
+}
+
+Graph reordered(const Graph& from, std::span<const int> order) {
+  return made_of(from, order, [](Graph& to, int, const Node& node, const std::vector<Value>& operands) {
+    return copy_node(to, node, operands);
+  });
 }
 
 }  // namespace difuse::ir

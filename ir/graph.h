@@ -106,6 +106,8 @@ class Graph {
 /// adds the same node again. This is the one way graphs are rewritten; dead code disappears and equal nodes merge.
 using Emit = std::function<std::vector<Value>(Graph& to, int id, const Node& node, const std::vector<Value>& operands)>;
 Graph rebuild(const Graph& from, const Emit& emit);
+/// The nodes of `order` alone, each behind its operands, in that order; all outputs and updates of `from` are of them.
+Graph reordered(const Graph& from, std::span<const int> order);
 /// Adds `node` with other operands; one Value per result.
 std::vector<Value> copy_node(Graph& to, const Node& node, const std::vector<Value>& operands);
 

@@ -80,6 +80,8 @@ std::span<const OpInfo> all_ops();
 /// nullptr when no op has that name.
 const OpInfo* find_op(std::string_view name);
 inline bool has_trait(const Node& node, Trait t) { return info(node.op).has(t); }
+/// Whether the node's result is its operand's bytes, or some of them: a reshape or a view.
+inline bool moves_nothing(const Node& node) { return node.op == Op::reshape || node.op == Op::view; }
 inline std::string_view to_string(Op op) { return info(op).name; }
 
 }  // namespace difuse::ir

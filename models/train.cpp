@@ -82,10 +82,8 @@ PlanSize size_of_plan(ir::Graph graph, const ir::Options& environment, const Bac
   settings.prologues = backend.prologues;
   settings.log = &std::cerr;
   if (backend.target.is_cuda()) {
-    codegen::TuningTable tuned;  // As the run has them: they decide about launches and memory, too.
-    if (environment.tune != ir::Tuning::off) {
-      tuned = runtime::tuning_store(environment, *backend.target.cuda, settings.log).all();
-    }
+    // As the run has them: they decide about launches and memory, too.
+    const codegen::TuningTable tuned = runtime::known_decisions(environment, *backend.target.cuda, settings.log);
     settings.tuned = &tuned;
     codegen::cuda::CudaPlan plan = runtime::plan_cuda(std::move(graph), environment, backend.target.spec(), settings);
     return {std::move(plan.memory), static_cast<int64_t>(plan.calls.size()), bytes_text(plan.workspace_bytes), 0};

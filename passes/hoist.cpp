@@ -13,8 +13,7 @@ using ir::Node;
 using ir::Op;
 using ir::Value;
 
-bool moves_nothing(const Node& node) { return node.op == Op::reshape || node.op == Op::view; }
-bool computes(const Node& node) { return !ir::has_trait(node, ir::kLeaf) && !moves_nothing(node); }
+bool computes(const Node& node) { return !ir::has_trait(node, ir::kLeaf) && !ir::moves_nothing(node); }
 
 bool is_replaced(const Graph& graph, const Node& state) {
   return state.op == Op::state &&
@@ -41,8 +40,8 @@ std::vector<bool> invariant_nodes(const Graph& graph) {
     if (ir::has_trait(node, ir::kLeaf)) {
       invariant[static_cast<size_t>(id)] = node.op != Op::input && !is_replaced(graph, node);
     } else {
-      invariant[static_cast<size_t>(id)] =
-          std::ranges::all_of(node.operands, is_invariant) && (moves_nothing(node) || is_worth_keeping(graph, node));
+      invariant[static_cast<size_t>(id)] = std::ranges::all_of(node.operands, is_invariant) &&
+                                           (ir::moves_nothing(node) || is_worth_keeping(graph, node));
     }
   }
   return invariant;
@@ -72,17 +71,7 @@ PassResult hoist_invariant(const Graph& graph, PassContext& context) {
   // Leaves too: what a graph is a function of stands at its beginning.
   std::ranges::stable_partition(
       order, [&](int id) { return invariant[static_cast<size_t>(id)] || ir::has_trait(graph.node(id), ir::kLeaf); });
-  Graph to(graph.name());
-  std::vector<std::vector<Value>> mapped(static_cast<size_t>(graph.size()));
-  const auto map = [&](Value v) { return mapped[static_cast<size_t>(v.node)][static_cast<size_t>(v.result)]; };
-  for (const int id : order) {
-    std::vector<Value> operands;
-    for (const Value v : graph.node(id).operands) operands.push_back(map(v));
-    mapped[static_cast<size_t>(id)] = ir::copy_node(to, graph.node(id), operands);
-  }
-  for (const ir::NamedValue& n : graph.outputs()) to.set_output(n.name, map(n.value));
-  for (const ir::NamedValue& n : graph.updates()) to.set_update(n.name, map(n.value));
-  return {std::move(to), true};
+  return {ir::reordered(graph, order), true};
 }
 
 }  // namespace difuse::passes

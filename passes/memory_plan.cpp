@@ -67,7 +67,6 @@ class Planner {
   const Node& node(int id) const { return graph_.node(id); }
   Place& place(Value v) { return places_[static_cast<size_t>(v.node)][static_cast<size_t>(v.result)]; }
   int& last_read(Value v) { return last_read_[static_cast<size_t>(v.node)][static_cast<size_t>(v.result)]; }
-  static bool is_alias(const Node& n) { return n.op == Op::reshape || n.op == Op::view; }
 
   /// When each node begins and ends: with the others that run at once.
   void find_turns() {
@@ -108,7 +107,7 @@ class Planner {
     for (int id = graph_.size() - 1; id >= 0; --id) {
       if (!live_[static_cast<size_t>(id)]) continue;
       for (Value v : node(id).operands) {
-        const int until = is_alias(node(id)) ? std::max(id, last_read({id, 0})) : turn(id).last;
+        const int until = ir::moves_nothing(node(id)) ? std::max(id, last_read({id, 0})) : turn(id).last;
         last_read(v) = std::max(last_read(v), until);
       }
     }
@@ -138,7 +137,7 @@ class Planner {
     const Node& n = node(id);
     const bool leaf = ir::has_trait(n, ir::kLeaf);
     if (!live_[static_cast<size_t>(id)] && n.op != Op::input && n.op != Op::state) return;
-    if (is_alias(n)) {
+    if (ir::moves_nothing(n)) {
       const int64_t inside = n.op == Op::view ? n.as<ir::ViewAttrs>().offset * ir::size_of(n.types[0].dtype) : 0;
       const Place base = place(n.operands[0]);
       join({id, 0}, {base.storage, base.offset + inside});
@@ -236,7 +235,7 @@ class Planner {
   void check_old_outputs() {
     for (const ir::NamedValue& out : graph_.outputs()) {
       Value v = out.value;
-      while (is_alias(graph_.node(v))) v = graph_.node(v).operands[0];
+      while (ir::moves_nothing(graph_.node(v))) v = graph_.node(v).operands[0];
       if (graph_.node(v).op != Op::state) continue;
       const std::string& state = graph_.node(v).as<ir::LeafAttrs>().name;
       if (!copied(state)) continue;
@@ -366,7 +365,7 @@ class Planner {
         if (place({id, r}).storage >= 0) {
           const Place p = root(place({id, r}));
           result = {storage(p.storage).offset + p.offset, graph_.type({id, r}).bytes()};
-          if (!is_alias(node(id))) plan_.tensor_bytes += aligned(result.bytes);
+          if (!ir::moves_nothing(node(id))) plan_.tensor_bytes += aligned(result.bytes);
         }
         plan_.placements[static_cast<size_t>(id)].push_back(result);
       }

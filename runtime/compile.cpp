@@ -81,6 +81,11 @@ codegen::TuningStore tuning_store(const ir::Options& options, const CudaDevice& 
           }};
 }
 
+codegen::TuningTable known_decisions(const ir::Options& options, const CudaDevice& device, std::ostream* log) {
+  if (options.tune == ir::Tuning::off) return {};
+  return tuning_store(options, device, log).all();
+}
+
 std::shared_ptr<codegen::KernelCache> open_kernel_cache(const ir::Options& options, std::ostream* log) {
   return std::make_shared<codegen::KernelCache>(codegen::kernel_cache_folder(options), [log](const std::string& line) {
     if (log != nullptr) *log << line << "\n";
@@ -114,12 +119,8 @@ std::unique_ptr<Executor> compile(ir::Graph graph, const ir::Options& options, c
   if (!target.is_cuda()) {
     return std::make_unique<CpuExecutor>(plan_cpu(std::move(graph), options, target.threads, settings), target.threads);
   }
-  codegen::TuningTable tuned;
-  if (settings.tuned != nullptr) {
-    tuned = *settings.tuned;
-  } else if (options.tune != ir::Tuning::off) {
-    tuned = tuning_store(options, *target.cuda, settings.log).all();
-  }
+  const codegen::TuningTable tuned =
+      settings.tuned != nullptr ? *settings.tuned : known_decisions(options, *target.cuda, settings.log);
   CompileSettings with_tuned = settings;
   with_tuned.tuned = &tuned;
   const ir::DeviceSpec& device = target.cuda->spec();

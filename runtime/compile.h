@@ -26,8 +26,7 @@ struct CompileSettings {
   passes::Precision precision = passes::Precision::f32;
   codegen::KernelCompiler::Progress progress{};  ///< Of compiling CUDA kernels.
   /// A tuner's decisions about CUDA kernels: their tiles and, where `prologues` is automatic and `choices` null, which
-  /// contractions compute the image that they read. Null: estimates; `compile` then takes those of tuning_store, where
-  /// the options let it.
+  /// contractions compute the image that they read. Null: estimates; `compile` then takes known_decisions.
   const codegen::TuningTable* tuned = nullptr;
   passes::FusionReport* report = nullptr;  ///< Filled when given.
   /// Whether contractions compute the image that they read, where the device's kernels can.
@@ -49,6 +48,8 @@ std::shared_ptr<codegen::KernelCache> open_kernel_cache(const ir::Options& optio
 
 /// A tuner's decisions for a GPU, where the options say; its warnings go to `log`, where given.
 codegen::TuningStore tuning_store(const ir::Options& options, const CudaDevice& device, std::ostream* log);
+/// What it knows; nothing where the options want estimates.
+codegen::TuningTable known_decisions(const ir::Options& options, const CudaDevice& device, std::ostream* log);
 
 /// The plan's kernels, in the order of its sources, from `cache` or compiled with an NVRTC that is no newer than
 /// `newest_major`, where that is not 0. Throws Error when a kernel does not compile, or there is no NVRTC (wrong

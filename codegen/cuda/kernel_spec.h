@@ -28,6 +28,9 @@ struct KernelSpec {
   const Preamble* preamble = nullptr;  ///< The kernel's blocks are then inside one image each.
   int members = 1;  ///< Equal specs that run at once, this one among them: they share the processors.
 
+  bool reads_tf32(int input) const {
+    return static_cast<size_t>(input) < is_tf32.size() && is_tf32[static_cast<size_t>(input)];
+  }
   bool wanted(size_t result) const { return results[result].kind != Argument::Kind::number; }
   size_t tile(size_t choice) const { return choice < tiles.size() ? tiles[choice] : 0; }
 };

@@ -30,7 +30,7 @@ TuningSite::TuningSite(const KernelSpec& spec, int index, TileChoice choice)
     if (operand.kind == Argument::Kind::number || !input.valid()) continue;
     const ir::Type& type = body_->type(input);
     place(operand, spec_->alignment[i], type.bytes());
-    operands_.push_back({operand.value, type, i < spec_->is_tf32.size() && spec_->is_tf32[i]});
+    operands_.push_back({operand.value, type, spec_->reads_tf32(static_cast<int>(i))});
   }
   results_begin_ = arena_bytes_;
   for (size_t r = 0; r < spec_->results.size(); ++r) {

@@ -105,9 +105,7 @@ int run_compile(const CompileFlags& flags, const CommandContext& context) {
   const auto gpu = flags.arch ? nullptr : runtime::CudaDevice::find();
   const ir::DeviceSpec device = gpu ? gpu->spec() : device_of(flags.arch);
   codegen::TuningTable tuned;
-  if (gpu && context.options.tune != ir::Tuning::off) {
-    tuned = runtime::tuning_store(context.options, *gpu, &std::cerr).all();
-  }
+  if (gpu) tuned = runtime::known_decisions(context.options, *gpu, &std::cerr);
   CompileProgress progress;
   runtime::CompileSettings settings;
   settings.precision = flags.precision.value_or(passes::Precision::bf16);

@@ -139,19 +139,17 @@ class StepTuner {
       FusionChoices choices;
       std::unique_ptr<Executor> executor;
     } first, second;
-    const PrologueMeans means = {.compare =
-                                     [&](const FusionChoices& now, const FusionChoices& other) {
-                                       if (second.executor && second.choices.prologues == now.prologues)
-                                         std::swap(first, second);
-                                       second = {};  // Before memory is taken for another.
-                                       if (!first.executor || first.choices.prologues != now.prologues) {
-                                         first = {};
-                                         first = {now, executor_with(after_, now)};
-                                       }
-                                       second = {other, executor_with(after_, other)};
-                                       return time_by_turns(*first.executor, *second.executor);
-                                     },
-                                 .clock = seconds_now};
+    const auto compare = [&](const FusionChoices& now, const FusionChoices& other) {
+      if (second.executor && second.choices.prologues == now.prologues) std::swap(first, second);
+      second = {};  // Before memory is taken for another.
+      if (!first.executor || first.choices.prologues != now.prologues) {
+        first = {};
+        first = {now, executor_with(after_, now)};
+      }
+      second = {other, executor_with(after_, other)};
+      return time_by_turns(*first.executor, *second.executor);
+    };
+    const PrologueMeans means = {compare, seconds_now};
     tuning.prologues = tune_prologues(std::move(prologues), after_.choices(), means, settings);
     after_.merge(tuning.prologues.decisions);
     if (!tuning.prologues.decisions.empty()) tuning.kept = store_.add(tuning.prologues.decisions);

@@ -402,8 +402,8 @@ class QueryGradient {
 #pragma unroll
     for (int i = 0; i < 32; ++i) scores[i] = exp2_approx(fmaf(scores[i], scale_log2, minus_log_sum_[i / 2 % 2]));
   }
-  __device__ __forceinline__ void take_gradients(unsigned (&ds)[4][4], float (&probabilities)[32], const float (&dp)[32],
-                                                 int tile) const {
+  __device__ __forceinline__ void take_gradients(unsigned (&ds)[4][4], float (&probabilities)[32],
+                                                 const float (&dp)[32], int tile) const {
     constexpr int left = P::length - (P::tiles - 1) * kTokens;
 #pragma unroll
     for (int i = 0; i < 32; ++i) {

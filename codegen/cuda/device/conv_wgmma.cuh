@@ -50,8 +50,8 @@ namespace conv {
 /// images of one pixel. `is_turned`: the filter lies in memory as [inputs, filter, filter, outputs], its last tap being
 /// the first that is met. `reads_operand`: what follows the convolution does. `has_prologue`: something comes before
 /// it. `first_inputs`: where there are two images, one behind the other in each pixel, the channels of the first, a
-/// multiple of a chunk's. `has_finish`: the transformers make images' statistics, two numbers a channel. `Element`: bf16
-/// or f32, of the image, the filter, the operand and the result.
+/// multiple of a chunk's. `has_finish`: the transformers make images' statistics, two numbers a channel. `Element`:
+/// bf16 or f32, of the image, the filter, the operand and the result.
 template <int height_, int width_, int inputs_, int outputs_, int filter_, int pad_, bool is_turned_ = false,
           bool reads_operand_ = false, bool has_prologue_ = false, int first_inputs_ = inputs_,
           bool has_finish_ = false, class Element_ = bf16>
@@ -244,10 +244,9 @@ class Producer {
   /// The first taps, as many as there is room for. Another producer then goes on.
   __device__ __forceinline__ void begin(int works) {
     if (static_cast<int>(blockIdx.x) >= works) return;
+    const Origin at = origin_of<L>(static_cast<int>(blockIdx.x), 0);
 #pragma unroll 1
-    for (int i = 0; i < kFirstTaps; ++i) {
-      load_tap(origin_of<L>(static_cast<int>(blockIdx.x), 0), quotient<Problem::taps>(i), remainder_of<Problem::taps>(i));
-    }
+    for (int i = 0; i < kFirstTaps; ++i) load_tap(at, quotient<Problem::taps>(i), remainder_of<Problem::taps>(i));
   }
 
   __device__ __forceinline__ void produce(int works, bool has_begun) {
@@ -262,7 +261,7 @@ class Producer {
           if (has_taps) continue;
           has_taps = true;
 #pragma unroll 1
-          for (int chunk = 0; chunk < L::Problem::chunks; ++chunk) load_taps(origin_of<L>(work, 0), chunk);
+          for (int chunk = 0; chunk < Problem::chunks; ++chunk) load_taps(origin_of<L>(work, 0), chunk);
         }
         const int next = work + static_cast<int>(gridDim.x);
         if (next < works) prefetch_operand(next);
@@ -272,7 +271,7 @@ class Producer {
 #pragma unroll 1
           for (int i = 0; i < L::halos; ++i) load(origin_of<L>(work, i), copy);
           if (copy == 0) prefetch_operand(work);
-          if (copy < L::Problem::chunks) load_taps(origin_of<L>(work, 0), copy);
+          if (copy < Problem::chunks) load_taps(origin_of<L>(work, 0), copy);
         }
       }
     }
@@ -288,8 +287,8 @@ class Producer {
       for (int i = 0; i < L::consumers; ++i) {
         const Origin at = origin_of<L>(work, i);
 #pragma unroll
-        for (int part = 0; part < L::Problem::parts; ++part) {
-          tensor_prefetch(*operand_, at.output + part * L::Problem::chunk, at.x, at.y, at.image);
+        for (int part = 0; part < Problem::parts; ++part) {
+          tensor_prefetch(*operand_, at.output + part * Problem::chunk, at.x, at.y, at.image);
         }
       }
     }
@@ -298,19 +297,18 @@ class Producer {
   __device__ __forceinline__ void load(const Origin& at, int copy) {
     barrier_wait(shared_.halo_empty(halo_.slot), halo_.parity ^ 1);
     Barrier* full = shared_.halo_full(halo_.slot);
-    if (L::passes_operand && copy >= L::Problem::chunks) {
-      const int part = L::Problem::parts == 1 ? 0 : copy - L::Problem::chunks;
+    if (L::passes_operand && copy >= Problem::chunks) {
+      const int part = Problem::parts == 1 ? 0 : copy - Problem::chunks;
       barrier_arrive_expecting(full, L::tile_bytes);
-      tensor_load(shared_.halo(halo_.slot), *operand_, full, at.output + part * L::Problem::chunk, at.x, at.y,
-                  at.image);
-    } else if (L::more_slots > 0 && copy >= L::Problem::chunks) {
+      tensor_load(shared_.halo(halo_.slot), *operand_, full, at.output + part * Problem::chunk, at.x, at.y, at.image);
+    } else if (L::more_slots > 0 && copy >= Problem::chunks) {
       barrier_arrive(full);
     } else {
       barrier_arrive_expecting(full, L::halo_bytes);
-      const bool is_first = L::Problem::first_inputs == L::Problem::inputs || copy * L::Problem::chunk < L::Problem::first_inputs;
+      const int channel = copy * Problem::chunk;
+      const bool is_first = Problem::first_inputs == Problem::inputs || channel < Problem::first_inputs;
       tensor_load(shared_.halo(halo_.slot), is_first ? image_ : *second_, full,
-                  copy * L::Problem::chunk - (is_first ? 0 : L::Problem::first_inputs), at.x - L::Problem::pad,
-                  at.y - L::Problem::pad, at.image);
+                  channel - (is_first ? 0 : Problem::first_inputs), at.x - Problem::pad, at.y - Problem::pad, at.image);
     }
     halo_.advance();
   }
@@ -433,8 +431,8 @@ class Consumer {
   // stage_rows.
 
   __device__ __forceinline__ void start_rows() {
-    // All warps have read the halo, or the engine the last results. Of the operand each reads what it then writes, and no
-    // more.
+    // All warps have read the halo, or the engine the last results. Of the operand each reads what it then writes, and
+    // no more.
     if constexpr (!Problem::reads_operand) {
       if (Tile::shares_halo && threadIdx.x % L::warpgroup == 0) tensor_store_wait_read<0>();
       named_barrier_sync(kOwn + number_, L::warpgroup);
@@ -537,8 +535,8 @@ class Consumer {
   static constexpr int kStepBytes = 2 * 8 * L::pixel_bytes;
   static constexpr int kStep = Problem::chunk / 4;  ///< Of k, of an instruction.
   static constexpr bool takes_turns = L::is_resident && L::halos > 1;
-  /// Whether a tile's first product forgets what is in the sums' registers. Where registers are few, beside transformers
-  /// or many sums, the compiler spills some where statistics follow: there the sums begin with zeros.
+  /// Whether a tile's first product forgets what is in the sums' registers. Where registers are few, beside
+  /// transformers or many sums, the compiler spills some where statistics follow: there the sums begin with zeros.
   static constexpr bool starts_afresh = !Problem::has_prologue && Tile::images * sums <= 64;
 
   __device__ __forceinline__ static int this_lane() { return static_cast<int>(threadIdx.x % 32u); }

@@ -172,11 +172,11 @@ __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
 }
 
-/// Where a matrix of 16-bit elements, or of floats along k, lies in shared memory, as rows of 128 or 64 bytes with exchanged chunks. `stride`
-/// is the distance in bytes from eight rows to the next eight. Where k runs along the rows, the rows of the matrix are
-/// those of memory, and the next 16 of k (8 floats) are 32 bytes further on. Where m or n runs along the rows, each row is one k,
-/// the matrix is made of chunks of a row's columns `chunk_stride` bytes apart, and the next 16 of k are two strides
-/// further on.
+/// Where a matrix of 16-bit elements, or of floats along k, lies in shared memory, as rows of 128 or 64 bytes with
+/// exchanged chunks. `stride` is the distance in bytes from eight rows to the next eight. Where k runs along the rows,
+/// the rows of the matrix are those of memory, and the next 16 of k (8 floats) are 32 bytes further on. Where m or n
+/// runs along the rows, each row is one k, the matrix is made of chunks of a row's columns `chunk_stride` bytes apart,
+/// and the next 16 of k are two strides further on.
 template <int row_bytes = 128>
 __device__ __forceinline__ unsigned long long matrix_descriptor(const void* start, int stride, int chunk_stride = 16) {
   static_assert(row_bytes == 128 || row_bytes == 64);

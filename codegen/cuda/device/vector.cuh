@@ -84,8 +84,8 @@ __device__ __forceinline__ Run<T, lanes> load_run(const T* from, long long avail
 }
 
 /// A run that was loaded and waits for its use. Elements of less than 32 bits stay in the words in which they came:
-/// where a loop carries them from one round to the next, a compiler takes elements apart as soon as they are loaded, and
-/// so would wait for them.
+/// where a loop carries them from one round to the next, a compiler takes elements apart as soon as they are loaded,
+/// and so would wait for them.
 template <class T, int lanes, bool in_words = sizeof(T) < 4 && sizeof(T) * lanes % 4 == 0>
 struct Held {
   Run<T, lanes> run;

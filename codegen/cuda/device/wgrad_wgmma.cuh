@@ -44,7 +44,8 @@ struct Problem {
 };
 
 /// `row_chunks`, `column_chunks`: 64s of output and of input channels in a block of the result; `tap_rows`: rows of the
-/// filter's taps in it, all or one; `blocks`: of the kernel, on a processor at once; `cluster`: those of a group, 1 or 2.
+/// filter's taps in it, all or one; `blocks`: of the kernel, on a processor at once; `cluster`: those of a group, 1 or
+/// 2.
 template <int rows_, int images_, int slots_, int row_chunks_, int column_chunks_, int tap_rows_, int blocks_,
           int cluster_>
 struct Tile {
@@ -331,6 +332,7 @@ class Producer {
 #pragma unroll 1
     for (int i = 0; i < units.count; ++i) load(origin, units.tile + i);
   }
+
  private:
   __device__ __forceinline__ void load(const Origin& origin, int tile) {
     Barrier* full = shared_.full(place_.slot);
@@ -356,8 +358,8 @@ class Producer {
       }
 #pragma unroll
       for (int i = 0; i < L::Problem::parts; ++i) {
-        tensor_load(x + i * L::halo_stride, x_, full, origin.input + i * (64 / L::Problem::parts), at_x - L::Problem::pad,
-                    at_y - L::Problem::pad + origin.tap_row, image);
+        tensor_load(x + i * L::halo_stride, x_, full, origin.input + i * (64 / L::Problem::parts),
+                    at_x - L::Problem::pad, at_y - L::Problem::pad + origin.tap_row, image);
       }
     }
     place_.advance();
@@ -401,8 +403,8 @@ class Consumer {
     arrive(last);
   }
 
-  /// By all consumers of the cluster's two blocks, while their producers wait_for_exchange: the sums of both, of the half
-  /// that is this block's. The thread's runs are then those from rank x own_runs on.
+  /// By all consumers of the cluster's two blocks, while their producers wait_for_exchange: the sums of both, of the
+  /// half that is this block's. The thread's runs are then those from rank x own_runs on.
   __device__ __forceinline__ void exchange() {
     multiply_registers(sums_);
     cluster_meet();

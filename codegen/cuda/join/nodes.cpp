@@ -31,14 +31,9 @@ struct Kinds {
   bool any_shares() const { return std::ranges::count(shares, true) > 0; }
 };
 
-/// Such a node has its place when somebody needs it.
-bool moves_nothing(const Graph& graph, int id) {
-  return graph.node(id).op == Op::reshape || graph.node(id).op == Op::view;
-}
-
 /// The node whose kernel writes the value.
 int made_by(const Graph& graph, Value v) {
-  while (moves_nothing(graph, v.node)) v = graph.node(v).operands[0];
+  while (ir::moves_nothing(graph.node(v.node))) v = graph.node(v).operands[0];
   return v.node;
 }
 
@@ -47,11 +42,11 @@ std::vector<int64_t> bytes_free(const Graph& graph, const passes::MemoryPlan& me
   const std::vector<bool> live = graph.live();
   std::map<Value, int> last;  // who reads it
   const auto base = [&](Value v) {
-    while (moves_nothing(graph, v.node)) v = graph.node(v).operands[0];
+    while (ir::moves_nothing(graph.node(v.node))) v = graph.node(v).operands[0];
     return v;
   };
   for (int id = 0; id < graph.size(); ++id) {
-    if (!live[static_cast<size_t>(id)] || moves_nothing(graph, id)) continue;
+    if (!live[static_cast<size_t>(id)] || ir::moves_nothing(graph.node(id))) continue;
     for (const Value v : graph.node(id).operands) last[base(v)] = id;
   }
   for (const ir::NamedValue& output : graph.outputs()) last[base(output.value)] = graph.size() - 1;
@@ -89,7 +84,7 @@ Kinds find_kinds(const Graph& graph, const passes::MemoryPlan& memory, const ir:
     if (node <= latest) return;  // Copies a state.
     latest = node;
     // What is not run in every step stays before what is.
-    if (moves_nothing(graph, node) || node < memory.once_end) return;
+    if (ir::moves_nothing(graph.node(node)) || node < memory.once_end) return;
     const auto emit = [&](int members) {
       KernelSpec member = spec;
       member.members = members;
@@ -156,7 +151,7 @@ class Mover {
       if (live_[static_cast<size_t>(id)]) require(id);
     }
     together = std::move(together_);
-    return rebuilt();
+    return ir::reordered(graph_, order_);
   }
 
  private:
@@ -182,7 +177,8 @@ class Mover {
     return s == State::early || s == State::placed;
   }
   int kind(int id) const { return kinds_.of[static_cast<size_t>(id)]; }
-  bool moves_nothing(int id) const { return cuda::moves_nothing(graph_, id); }
+  /// Such a node has its place when somebody needs it.
+  bool moves_nothing(int id) const { return ir::moves_nothing(graph_.node(id)); }
 
   int64_t workspace(int id) const { return kinds_.workspace[static_cast<size_t>(id)]; }
   int64_t result_bytes(int id) const {
@@ -304,20 +300,6 @@ class Mover {
       if (early) state(member) = State::early;
     }
     if (members.size() > 1) together_.push_back({first, static_cast<int>(order_.size()) - 1});
-  }
-
-  Graph rebuilt() const {
-    Graph to(graph_.name());
-    std::map<Value, Value> mapped;
-    for (const int id : order_) {
-      std::vector<Value> operands;
-      for (const Value v : graph_.node(id).operands) operands.push_back(mapped.at(v));
-      const std::vector<Value> copied = ir::copy_node(to, graph_.node(id), operands);
-      for (size_t r = 0; r < copied.size(); ++r) mapped[{id, static_cast<int32_t>(r)}] = copied[r];
-    }
-    for (const ir::NamedValue& n : graph_.outputs()) to.set_output(n.name, mapped.at(n.value));
-    for (const ir::NamedValue& n : graph_.updates()) to.set_update(n.name, mapped.at(n.value));
-    return to;
   }
 
   const Graph& graph_;

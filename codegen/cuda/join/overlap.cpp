@@ -1,5 +1,7 @@
 #include "codegen/cuda/join/overlap.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <optional>
 #include <string_view>
@@ -93,9 +95,11 @@ size_t place_of_waits(const KernelCall& call, size_t member) {
   return (member + 1) * each - (call.members > 1 ? 2 : 1);
 }
 
+int64_t number_of(Waits waits) { return static_cast<int64_t>(waits); }
+
 void set(KernelCall& call, Waits waits) {
   for (size_t m = 0; m < static_cast<size_t>(call.members); ++m) {
-    call.arguments[place_of_waits(call, m)] = Argument::number(static_cast<int64_t>(waits));
+    call.arguments[place_of_waits(call, m)] = Argument::number(number_of(waits));
   }
 }
 
@@ -109,11 +113,13 @@ std::string with_waits_parameter(const std::string& source) {
   const size_t body = wait + kWait.size();
   std::string before = source.substr(parameters, wait - parameters);
   if (const size_t early = before.find(kMayReadEarly); early != std::string::npos) {
-    before.replace(early, kMayReadEarly.size(), "waits == 2");
+    before.replace(early, kMayReadEarly.size(), fmt::format("waits == {}", number_of(Waits::after_early_reads)));
   }
+  const int64_t at_end = number_of(Waits::at_end);
   return source.substr(0, parameters) + ", long long waits" + before +
-         "  if (waits != 1) wait_for_previous_kernel();\n" + source.substr(body, source.size() - kEnd.size() - body) +
-         "  if (waits == 1 && blockIdx.x == 0) wait_for_previous_kernel();\n}\n";
+         fmt::format("  if (waits != {}) wait_for_previous_kernel();\n", at_end) +
+         source.substr(body, source.size() - kEnd.size() - body) +
+         fmt::format("  if (waits == {} && blockIdx.x == 0) wait_for_previous_kernel();\n}}\n", at_end);
 }
 
 void overlap_launches(CudaPlan& plan) {

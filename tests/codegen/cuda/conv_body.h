@@ -4,10 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <functional>
+#include <ostream>
 #include <string>
 #include <vector>
 
 #include "codegen/cuda/kernel_spec.h"
+#include "codegen/jit/nvrtc.h"
 #include "ir/builder.h"
 #include "ir/op.h"
 #include "ir/strips.h"
@@ -101,6 +104,48 @@ inline Recorder emitted(const Placed& placed) {
 inline ir::TensorMap run(const Graph& body, const ir::TensorMap& inputs, const Places& places = {}) {
   const Placed placed = place(body, places, h100());
   return run_drafts(placed, emitted(placed), inputs, "sm_90a");
+}
+
+struct ConvCase {
+  std::string name;
+  Graph body;
+  Places places = {};
+
+  friend void PrintTo(const ConvCase& one, std::ostream* to) { *to << one.name; }
+};
+
+inline void expect_agrees_with_the_reference(const ConvCase& one) {
+  const ir::TensorMap inputs = random_inputs(one.body, one.places.tf32);
+  expect_reference(one.body, inputs, run(one.body, inputs, one.places), one.places.tf32);
+}
+
+inline void expect_compiles_without_spills(const ConvCase& one) {
+  const auto nvrtc = NvrtcLibrary::load();
+  if (!nvrtc) GTEST_SKIP() << "no NVRTC";
+  const Placed placed = place(one.body, one.places, h100());
+  for (const KernelDraft& draft : emitted(placed).drafts) expect_compiles(*nvrtc, draft, {"sm_90a"});
+}
+
+/// `make` gives a body for so many images.
+inline void expect_same_bits_in_every_batch_from_one_source(const std::function<Graph(int64_t n)>& make,
+                                                            const Places& places = {}) {
+  const Graph large = make(9);
+  const ir::TensorMap from = random_inputs(large, places.tf32), want = run(large, from, places);
+  const std::string source = emitted(place(large, places, h100())).drafts.front().source;
+  const auto head = [](const ir::Tensor& t, int64_t count) {
+    return std::vector<double>{t.data.begin(), t.data.begin() + count};
+  };
+  for (const int64_t batch : {1, 4}) {
+    const Graph small = make(batch);
+    EXPECT_EQ(emitted(place(small, places, h100())).drafts.front().source, source);
+    ir::TensorMap inputs;
+    for (const auto& [name, tensor] : from) {
+      const Type& type = small.type(small.find_input(name));
+      inputs[name] = ir::Tensor(type, head(tensor, type.elements()));
+    }
+    const ir::Tensor got = run(small, inputs, places).at("0");
+    EXPECT_EQ(got.data, head(want.at("0"), got.type.elements())) << "batch " << batch;
+  }
 }
 
 }  // namespace difuse::codegen::cuda

@@ -25,72 +25,45 @@ Graph floats(Shapes s, After after = After::nothing, int64_t first = 0) {
   return conv(s, after, Before::nothing, first);
 }
 
-struct Case {
-  std::string name;
-  Graph body;
-  Places places = kRounded;
-
-  friend void PrintTo(const Case& one, std::ostream* to) { *to << one.name; }
-};
-
-std::vector<Case> cases() {
+std::vector<ConvCase> cases() {
   return {
       // Channels of whole chunks and of parts, of one part of the result and of two; images of one tile, several to a
       // tile, higher and wider than a tile.
-      {"whole_tiles", floats({2, 32, 8, 64, 64})},
-      {"one_chunk", floats({2, 16, 8, 32, 64}, After::bias)},
-      {"few_channels", floats({1, 28, 12, 20, 4}, After::bias)},
-      {"odd_channels", floats({3, 14, 9, 36, 100}, After::all)},
-      {"small_images", floats({5, 7, 7, 100, 36}, After::all)},
-      {"tiny_images", floats({3, 3, 5, 12, 96}, After::time)},
-      {"large_image", floats({1, 48, 80, 20, 36}, After::residual)},
-      {"no_border", floats({2, 12, 11, 40, 64, 3, 0}, After::bias)},
-      {"wide_border", floats({1, 9, 6, 40, 64, 3, 2}, After::time)},
-      {"ring", floats({2, 8, 16, 256, 64}, After::all)},
-      {"several_output_tiles", floats({2, 16, 8, 64, 136}, After::all)},
-      {"pointwise", floats({3, 5, 7, 36, 136, 1, 0}, After::all)},
-      {"pointwise_ring", floats({2, 10, 14, 800, 40, 1, 0}, After::residual)},
-      {"one_pixel", floats({1, 1, 1, 4, 4, 1, 0}, After::bias)},
-      {"concat", floats({2, 9, 12, 100, 64}, After::residual, 64)},
+      {"whole_tiles", floats({2, 32, 8, 64, 64}), kRounded},
+      {"one_chunk", floats({2, 16, 8, 32, 64}, After::bias), kRounded},
+      {"few_channels", floats({1, 28, 12, 20, 4}, After::bias), kRounded},
+      {"odd_channels", floats({3, 14, 9, 36, 100}, After::all), kRounded},
+      {"small_images", floats({5, 7, 7, 100, 36}, After::all), kRounded},
+      {"tiny_images", floats({3, 3, 5, 12, 96}, After::time), kRounded},
+      {"large_image", floats({1, 48, 80, 20, 36}, After::residual), kRounded},
+      {"no_border", floats({2, 12, 11, 40, 64, 3, 0}, After::bias), kRounded},
+      {"wide_border", floats({1, 9, 6, 40, 64, 3, 2}, After::time), kRounded},
+      {"ring", floats({2, 8, 16, 256, 64}, After::all), kRounded},
+      {"several_output_tiles", floats({2, 16, 8, 64, 136}, After::all), kRounded},
+      {"pointwise", floats({3, 5, 7, 36, 136, 1, 0}, After::all), kRounded},
+      {"pointwise_ring", floats({2, 10, 14, 800, 40, 1, 0}, After::residual), kRounded},
+      {"one_pixel", floats({1, 1, 1, 4, 4, 1, 0}, After::bias), kRounded},
+      {"concat", floats({2, 9, 12, 100, 64}, After::residual, 64), kRounded},
       {"residual_in_place", floats({2, 9, 8, 64, 64}, After::residual), {.tf32 = true, .in_place = {{0, 2}}}},
       {"aligned_16", floats({1, 8, 8, 12, 24}, After::residual), {.alignment = 16, .tf32 = true}},
   };
 }
 
-class ConvTf32Case : public ::testing::TestWithParam<Case> {};
+class ConvTf32Case : public ::testing::TestWithParam<ConvCase> {};
 
-TEST_P(ConvTf32Case, AgreesWithTheReference) {
-  const ir::TensorMap inputs = random_inputs(GetParam().body, true);
-  expect_reference(GetParam().body, inputs, run(GetParam().body, inputs, GetParam().places), true);
-}
+TEST_P(ConvTf32Case, AgreesWithTheReference) { expect_agrees_with_the_reference(GetParam()); }
 
-TEST_P(ConvTf32Case, CompilesWithoutSpills) {
-  const auto nvrtc = NvrtcLibrary::load();
-  if (!nvrtc) GTEST_SKIP() << "no NVRTC";
-  for (const KernelDraft& draft : emitted(place(GetParam().body, GetParam().places, h100())).drafts) {
-    expect_compiles(*nvrtc, draft, {"sm_90a"});
-  }
-}
+TEST_P(ConvTf32Case, CompilesWithoutSpills) { expect_compiles_without_spills(GetParam()); }
 
 INSTANTIATE_TEST_SUITE_P(All, ConvTf32Case, ::testing::ValuesIn(cases()),
                          [](const auto& one) { return one.param.name; });
 
 TEST(ConvTf32, AnImageHasTheSameBitsInEveryBatchFromOneSource) {
-  const auto make = [](int64_t n) { return floats({n, 7, 9, 36, 64}, After::all); };
-  const Graph large = make(9);
-  const ir::TensorMap from = random_inputs(large, true), want = run(large, from, kRounded);
-  const std::string source = emitted(place(large, kRounded, h100())).drafts.front().source;
-  for (const int64_t batch : {1, 4}) {
-    const Graph small = make(batch);
-    EXPECT_EQ(emitted(place(small, kRounded, h100())).drafts.front().source, source);
-    ir::TensorMap inputs;
-    for (const auto& [name, tensor] : from) {
-      const Type& type = small.type(small.find_input(name));
-      inputs[name] = ir::Tensor(type, {tensor.data.begin(), tensor.data.begin() + type.elements()});
-    }
-    const ir::Tensor got = run(small, inputs, kRounded).at("0");
-    EXPECT_TRUE(std::ranges::equal(got.data, std::span(want.at("0").data).first(got.data.size()))) << batch;
-  }
+  expect_same_bits_in_every_batch_from_one_source(
+      [](int64_t n) {
+        return floats({n, 7, 9, 36, 64}, After::all);
+      },
+      kRounded);
 }
 
 /// Bodies whose candidates are of every kind: taps resident or not, halos of one chunk or several, several images.

@@ -33,15 +33,7 @@ Graph conv_and_its_sum() {
   return graph;
 }
 
-struct Case {
-  std::string name;
-  Graph body;
-  Places places = {};
-
-  friend void PrintTo(const Case& one, std::ostream* to) { *to << one.name; }
-};
-
-std::vector<Case> cases() {
+std::vector<ConvCase> cases() {
   return {
       // Images of one tile, several to a tile, higher and wider than a tile; parts of tiles at every edge.
       {"whole_tiles", conv({2, 32, 8, 64, 64})},
@@ -86,44 +78,17 @@ std::vector<Case> cases() {
   };
 }
 
-class ConvWgmmaCase : public ::testing::TestWithParam<Case> {};
+class ConvWgmmaCase : public ::testing::TestWithParam<ConvCase> {};
 
-TEST_P(ConvWgmmaCase, AgreesWithTheReference) {
-  const ir::TensorMap inputs = random_inputs(GetParam().body, false);
-  expect_reference(GetParam().body, inputs, run(GetParam().body, inputs, GetParam().places), false);
-}
+TEST_P(ConvWgmmaCase, AgreesWithTheReference) { expect_agrees_with_the_reference(GetParam()); }
 
-TEST_P(ConvWgmmaCase, CompilesWithoutSpills) {
-  const auto nvrtc = NvrtcLibrary::load();
-  if (!nvrtc) GTEST_SKIP() << "no NVRTC";
-  const Placed placed = place(GetParam().body, GetParam().places, h100());
-  for (const KernelDraft& draft : emitted(placed).drafts) {
-    expect_compiles(*nvrtc, draft, {"sm_90a"});
-  }
-}
+TEST_P(ConvWgmmaCase, CompilesWithoutSpills) { expect_compiles_without_spills(GetParam()); }
 
 INSTANTIATE_TEST_SUITE_P(All, ConvWgmmaCase, ::testing::ValuesIn(cases()),
                          [](const auto& one) { return one.param.name; });
 
-/// The first `count` elements.
-std::vector<double> head(const ir::Tensor& t, int64_t count) { return {t.data.begin(), t.data.begin() + count}; }
-
 TEST(ConvWgmma, AnImageHasTheSameBitsInEveryBatchFromOneSource) {
-  const auto make = [](int64_t n) { return conv({n, 7, 9, 72, 64}, After::all); };
-  const Graph large = make(9);
-  const ir::TensorMap from = random_inputs(large, false), want = run(large, from);
-  const std::string source = emitted(place(large, {}, h100())).drafts.front().source;
-  for (const int64_t batch : {1, 4}) {
-    const Graph small = make(batch);
-    EXPECT_EQ(emitted(place(small, {}, h100())).drafts.front().source, source);
-    ir::TensorMap inputs;
-    for (const auto& [name, tensor] : from) {
-      const Type& type = small.type(small.find_input(name));
-      inputs[name] = ir::Tensor(type, head(tensor, type.elements()));
-    }
-    const ir::Tensor got = run(small, inputs).at("0");
-    EXPECT_EQ(got.data, head(want.at("0"), got.type.elements())) << "batch " << batch;
-  }
+  expect_same_bits_in_every_batch_from_one_source([](int64_t n) { return conv({n, 7, 9, 72, 64}, After::all); });
 }
 
 /// Bodies whose candidates are of every kind: taps resident or not, halos of one chunk or several, of a consumer or

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <functional>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -103,6 +104,19 @@ std::vector<float> run(const CudaSource& source, const TensorMapSpec& map_a, std
   return out;
 }
 
+/// The product of two matrices, of which `a` gives element (m, k) and `b` element (n, k).
+void expect_product(const std::vector<float>& got, size_t rows, size_t columns, size_t depth,
+                    const std::function<float(size_t m, size_t k)>& a,
+                    const std::function<float(size_t n, size_t k)>& b) {
+  for (size_t m = 0; m < rows; ++m) {
+    for (size_t n = 0; n < columns; ++n) {
+      float sum = 0;
+      for (size_t k = 0; k < depth; ++k) sum += a(m, k) * b(n, k);
+      ASSERT_EQ(got[m * columns + n], sum) << "row " << m << ", column " << n;
+    }
+  }
+}
+
 void expect_compiles(const CudaSource& source) {
   if (const auto nvrtc = NvrtcLibrary::load()) {
     EXPECT_NO_THROW(nvrtc->compile(source));
@@ -119,13 +133,9 @@ TEST(EmulatedHopper, MultipliesWhatRunsAlongK) {
   })"));
   const std::vector<Half> a = integers(kRows * kDepth, 3), b = integers(kColumns * kDepth, 5);
   const std::vector<float> got = run(source, map_of(kRows, 1), a, map_of(kColumns, 1), b, kRows * kColumns);
-  for (size_t m = 0; m < kRows; ++m) {
-    for (size_t n = 0; n < kColumns; ++n) {
-      float sum = 0;
-      for (size_t k = 0; k < kDepth; ++k) sum += value(a[m * kDepth + k]) * value(b[n * kDepth + k]);
-      ASSERT_EQ(got[m * kColumns + n], sum) << "row " << m << ", column " << n;
-    }
-  }
+  expect_product(
+      got, kRows, kColumns, kDepth, [&](size_t m, size_t k) { return value(a[m * kDepth + k]); },
+      [&](size_t n, size_t k) { return value(b[n * kDepth + k]); });
   expect_compiles(source);
 }
 
@@ -150,13 +160,9 @@ TEST(EmulatedHopper, MultipliesFloatsThatRunAlongK) {
   };
   const std::vector<float> got =
       run(source, map_of_floats(kRows), floats(a), map_of_floats(kColumns), floats(b), kRows * kColumns);
-  for (size_t m = 0; m < kRows; ++m) {
-    for (size_t n = 0; n < kColumns; ++n) {
-      float sum = 0;
-      for (size_t k = 0; k < kDepth; ++k) sum += value(a[m * kDepth + k]) * value(b[n * kDepth + k]);
-      ASSERT_EQ(got[m * kColumns + n], sum) << "row " << m << ", column " << n;
-    }
-  }
+  expect_product(
+      got, kRows, kColumns, kDepth, [&](size_t m, size_t k) { return value(a[m * kDepth + k]); },
+      [&](size_t n, size_t k) { return value(b[n * kDepth + k]); });
   expect_compiles(source);
 }
 
@@ -170,15 +176,9 @@ TEST(EmulatedHopper, MultipliesWhatRunsAlongMAndN) {
   })"));
   const std::vector<Half> a = integers(kDepth * kRows, 3), b = integers(kDepth * kColumns, 5);
   const std::vector<float> got = run(source, map_of(kDepth, 1), a, map_of(kDepth, 3), b, kRows * kColumns);
-  for (size_t m = 0; m < kRows; ++m) {
-    for (size_t n = 0; n < kColumns; ++n) {
-      float sum = 0;
-      for (size_t k = 0; k < kDepth; ++k) {
-        sum += value(a[k * kRows + m]) * value(b[(n / 64 * kDepth + k) * 64 + n % 64]);
-      }
-      ASSERT_EQ(got[m * kColumns + n], sum) << "row " << m << ", column " << n;
-    }
-  }
+  expect_product(
+      got, kRows, kColumns, kDepth, [&](size_t m, size_t k) { return value(a[k * kRows + m]); },
+      [&](size_t n, size_t k) { return value(b[(n / 64 * kDepth + k) * 64 + n % 64]); });
   expect_compiles(source);
 }
 

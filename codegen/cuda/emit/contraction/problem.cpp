@@ -170,10 +170,7 @@ GemmProblem gemm_problem(const KernelSpec& spec) {
   const size_t first = p.op == Op::conv_wgrad ? 1 : 0;
   p.a = operand_of(body, p.value, first);
   p.b = operand_of(body, p.value, 1 - first);
-  const auto is_tf32 = [&](const GemmProblem::Operand& o) {
-    const auto input = static_cast<size_t>(o.input);
-    return o.rounded || (input < spec.is_tf32.size() && spec.is_tf32[input]);
-  };
+  const auto is_tf32 = [&](const GemmProblem::Operand& o) { return o.rounded || spec.reads_tf32(o.input); };
   p.product = p.dtype == DType::bf16         ? GemmProblem::Product::bf16
               : p.dtype == DType::f16        ? GemmProblem::Product::f16
               : is_tf32(p.a) && is_tf32(p.b) ? GemmProblem::Product::tf32

@@ -109,11 +109,8 @@ bool finds_results(const KernelSpec& spec, HaloConv& c) {
 /// along their rows, which for the filter of a conv_dgrad it is not.
 bool takes_elements(const KernelSpec& spec, const HaloConv& c) {
   if (c.dtype == DType::bf16) return true;
-  const auto is_tf32 = [&](int input) {
-    return static_cast<size_t>(input) < spec.is_tf32.size() && spec.is_tf32[static_cast<size_t>(input)];
-  };
-  return c.dtype == DType::f32 && !c.is_turned && !c.has_prologue() && is_tf32(c.filter) &&
-         std::ranges::all_of(c.image.inputs, is_tf32);
+  return c.dtype == DType::f32 && !c.is_turned && !c.has_prologue() && spec.reads_tf32(c.filter) &&
+         std::ranges::all_of(c.image.inputs, [&](int input) { return spec.reads_tf32(input); });
 }
 
 }  // namespace

@@ -50,10 +50,7 @@ void cut(HaloWgrad& w) {
 /// Whether the tensor cores multiply such operands as they are: in f32 those that were rounded.
 bool takes_elements(const KernelSpec& spec, const HaloWgrad& w) {
   if (w.dtype == DType::bf16) return true;
-  const auto is_tf32 = [&](int input) {
-    return static_cast<size_t>(input) < spec.is_tf32.size() && spec.is_tf32[static_cast<size_t>(input)];
-  };
-  return w.dtype == DType::f32 && w.taps == 3 && is_tf32(w.image) && is_tf32(w.gradient);
+  return w.dtype == DType::f32 && w.taps == 3 && spec.reads_tf32(w.image) && spec.reads_tf32(w.gradient);
 }
 
 }  // namespace
