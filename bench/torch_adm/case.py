@@ -22,6 +22,7 @@ class Case:
     prepare: Callable  # (tensors by name) -> [(name, make)]: PyTorch's ways; make() gives the call to time
     outputs: Callable  # what a call gives -> {name: tensor}, as difuse lays them out
     states: tuple = ()  # inputs that the step changes; their outputs are their next values
+    parameters: tuple = ()  # states that no step changes: what is made of them alone is no part of a step
     consistent: Callable = lambda tensors: tensors  # makes inputs that depend on others fit them
     tolerance: float | None = None
 
@@ -34,7 +35,7 @@ class Case:
         g = Graph("op")
         for i in range(copies):
             values = {
-                name: (g.state if name in self.states else g.input)(f"{name}{i}", dtype, shape)
+                name: (g.state if name in self.states + self.parameters else g.input)(f"{name}{i}", dtype, shape)
                 for name, (dtype, shape) in self.inputs.items()
             }
             for name, value in self.build(g, values).items():

@@ -17,17 +17,6 @@ SHAPES_1X1 = [
 ]  # fmt: skip
 
 
-def rounded(g, hero, operands, op, attributes, type):
-    """In tf32 the operands are rounded as they are read; in bf16 they are rounded already."""
-    if operands[0].dtype == "bf16":
-        return g.add(op, operands, attributes, type)
-
-    def body(b, values):
-        return [b.add(op, [b.apply("round_tf32", v) for v in values], attributes, type)]
-
-    return g.fuse(hero, operands, body, type)
-
-
 def conv_case(direction, n, size, k, c, dtype, window=3):
     stored = "bf16" if dtype == "bf16" else "f32"
     x, y, w = (n, size, size, c), (n, size, size, k), (k, window, window, c)
@@ -36,16 +25,13 @@ def conv_case(direction, n, size, k, c, dtype, window=3):
 
     def build(g, v):
         if direction == "fprop":
-            made = rounded(g, "conv", [v["x"], v["w"]], "conv_fprop", {"stride": 1, "pad": pad}, ("f32", y))
+            made = g.add("conv_fprop", [v["x"], v["w"]], {"stride": 1, "pad": pad}, ("f32", y))
         elif direction == "wgrad":
             attributes = {"stride": 1, "pad": pad, "r": window, "s": window}
-            return {"dw": rounded(g, "conv", [v["x"], v["dy"]], "conv_wgrad", attributes, ("f32", w))}
-        elif stored == "bf16":
+            return {"dw": g.add("conv_wgrad", [v["x"], v["dy"]], attributes, ("f32", w))}
+        else:
             attributes = {"stride": 1, "pad": pad, "height": size, "width": size}
             made = g.add("conv_dgrad", [v["dy"], v["w"]], attributes, ("f32", x))
-        else:  # What a dgrad of stride 1 becomes.
-            flipped = g.add("repack", [v["w"]], {"layout": "flipped"}, ("f32", (c, window, window, k)))
-            made = rounded(g, "conv", [v["dy"], flipped], "conv_fprop", {"stride": 1, "pad": pad}, ("f32", x))
         return {"made": g.cast(made, stored)}
 
     def prepare(t):
@@ -79,6 +65,7 @@ def conv_case(direction, n, size, k, c, dtype, window=3):
     return Case(
         family=f"conv {window}x{window} {direction}", title=f"N{n} {size}x{size} K{k} C{c}", dtype=dtype,
         flops=2 * n * size * size * k * c * window**2, bytes=elements * size_of, inputs={name: (stored, shape) for name, shape in shapes.items()}, build=build,
+        parameters=("w",) if "w" in shapes else (),
         prepare=prepare, outputs=lambda made: {("dw" if direction == "wgrad" else "made"): made.permute(0, 2, 3, 1)},
     )  # fmt: skip
 

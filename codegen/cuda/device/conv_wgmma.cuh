@@ -87,6 +87,9 @@ struct Layout {
   static constexpr int consumers = Tile::consumers, warpgroup = 128;
   static constexpr int halos = Tile::shares_halo ? 1 : consumers;  ///< Tiles of pixels of a work.
   static constexpr int readers = consumers / halos;                ///< Of each.
+  /// Of a consumer, for a halo that it gives back: one of each warp. In f32, whose results pass through the slots by
+  /// ordinary stores, all threads arrive: racecheck orders by a barrier only what those did that arrive at it.
+  static constexpr int arrivals = Problem::parts == 2 ? warpgroup : 4;
   /// Where several consumers have the processor to themselves, the producer is a warpgroup too, whose registers go to
   /// them. Beside transformers, who want as many, it is a warp.
   static constexpr bool shares_registers = Tile::blocks == 1 && consumers > 1 && !Problem::has_prologue;
@@ -178,7 +181,7 @@ struct Shared {
     if (threadIdx.x == 0) {
       for (int i = 0; i < L::Tile::halo_slots; ++i) {
         barrier_init(halo_full(i), 1);
-        barrier_init(halo_empty(i), 4 * L::readers);                             // Their warps.
+        barrier_init(halo_empty(i), L::arrivals * L::readers);
         if constexpr (L::Problem::has_prologue) barrier_init(halo_ready(i), 4);  // Of one transformer.
       }
       for (int i = 0; i < L::Tile::tap_slots; ++i) {
@@ -411,7 +414,7 @@ class Consumer {
     for (int image = 0; image < Tile::images; ++image) multiply_registers(sums_[image]);
     if (!L::is_resident) arrive(shared_.tap_empty(last_tap_));
     if constexpr (L::passes_operand || Tile::shares_halo) {
-      arrive(shared_.halo_empty(last_halo_));
+      give_back(last_halo_);
     } else {
       results_[0] = last_halo_;
     }
@@ -522,7 +525,7 @@ class Consumer {
     if constexpr (!Tile::shares_halo) {
       leave();
 #pragma unroll
-      for (int part = 0; part < Problem::parts; ++part) arrive(shared_.halo_empty(results_[part]));
+      for (int part = 0; part < Problem::parts; ++part) give_back(results_[part]);
     }
   }
   /// After the last tile: shared memory has been read.
@@ -545,6 +548,9 @@ class Consumer {
   __device__ __forceinline__ static int step(int image, int row) { return (image * Tile::rows + row) / 2; }
   __device__ __forceinline__ static void arrive(Barrier* barrier) {
     if (this_lane() == 0) barrier_arrive(barrier);
+  }
+  __device__ __forceinline__ void give_back(int halo) const {
+    if (L::arrivals == L::warpgroup || this_lane() == 0) barrier_arrive(shared_.halo_empty(halo));
   }
 
   /// Where in its part of the result sum `i` of two rows belongs.
@@ -571,7 +577,7 @@ class Consumer {
       // What was read before this tap is free once the products before it are done.
       if (!L::is_resident || tap == 0) multiply_wait<1>();
       if (!L::is_resident && !(is_first && tap == 0)) arrive(shared_.tap_empty(last_tap_));
-      if (tap == 0 && !is_first) arrive(shared_.halo_empty(last_halo_));
+      if (tap == 0 && !is_first) give_back(last_halo_);
       last_tap_ = tap_.slot;
       tap_.advance();
     }
