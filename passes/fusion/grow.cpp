@@ -214,8 +214,9 @@ PassResult fuse_clusters(const Graph& graph, PassContext& context, FusionReport*
   recompute_cheap_values(units, context, lines);
   if (epilogues) join_sums(units, context, lines);
   join_movement(units, context, lines);
-  join_preambles(units, context, lines);
+  join_preambles(units, context, PreambleExtent::small, lines);
   if (epilogues) join_prologues(units, context, settings, lines);
+  join_preambles(units, context, PreambleExtent::large, lines);
   Graph result = emit(units, lines);
   const bool changed = !same_graph(graph, result);
   return {std::move(result), changed};

@@ -18,7 +18,8 @@
 // At last, what leaves only sums over pixels of a contraction's values is computed in its kernel (sums.h), and a tensor
 // that is put together of others is made by the loop that reads it (movement.h), as is what finishes a few partial
 // results of an image (preamble.h). Where the device's kernels can, contractions compute the image that they read
-// (prologue.h): last, because that depends on which kernels would make it.
+// (prologue.h): last, because that depends on which kernels would make it, but for the statistics of large images that
+// are still stored then (preamble.h).
 // Cost: growing always saves the bytes of a read; what is recomputed instead of saved is in recompute.h.
 // Deterministic: heroes and candidates are tried in node order. Each fusion spends fuel, as does each recomputed value.
 #pragma once

@@ -20,8 +20,8 @@ using ir::Value;
 
 class Preambles {
  public:
-  Preambles(Units& units, PassContext& context, FusionReport& report)
-      : units_(units), graph_(units.graph()), fuel_(context.fuel), report_(report) {}
+  Preambles(Units& units, PassContext& context, PreambleExtent extent, FusionReport& report)
+      : units_(units), graph_(units.graph()), fuel_(context.fuel), extent_(extent), report_(report) {}
 
   void run() {
     for (int from = 0; from < units_.size(); ++from) {
@@ -119,6 +119,7 @@ class Preambles {
                                          ir::to_string(first(from).op), units_.unit(u).lead);
     const std::string reason = refusal(from, u, reshapes, channels);
     if (!reason.empty()) {
+      if (extent_ == PreambleExtent::small) return;  // It is asked again.
       report_.lines.push_back(fmt::format("refused {}: {}", pair, reason));
     } else if (fuel_.spend()) {
       report_.lines.push_back(fmt::format("joined {}", pair));
@@ -136,10 +137,11 @@ class Preambles {
     }
     const int between = units_.between(from, u, reshapes);
     if (between >= 0) return fmt::format("a path goes round by %{}", units_.unit(between).lead);
-    const int64_t bytes = partial_bytes(from), most = block_bytes(u) / 2;
+    const bool is_large = extent_ == PreambleExtent::large && first(from).op == Op::group_finish;
+    const int64_t bytes = partial_bytes(from), most = is_large ? block_bytes(u) : block_bytes(u) / 2;
     if (bytes > most) return fmt::format("{} bytes an image, which are more than {} of a block", bytes, most);
-    const int64_t loads = bytes / 16;
-    if (loads > kMostPreambleLoads) return fmt::format("{} loads, which are more than {}", loads, kMostPreambleLoads);
+    const int64_t loads = bytes / 16, most_loads = is_large ? kMostLateLoads : kMostPreambleLoads;
+    if (loads > most_loads) return fmt::format("{} loads, which are more than {}", loads, most_loads);
     std::vector<int> both;
     std::ranges::set_union(units_.body(u), units_.body(from), std::back_inserter(both));
     if (std::ssize(both) > kMostBodyNodes || std::ssize(units_.externals(both)) > kMostOperands) {
@@ -151,14 +153,15 @@ class Preambles {
   Units& units_;
   const ir::Graph& graph_;
   Fuel& fuel_;
+  PreambleExtent extent_;
   FusionReport& report_;
 };
 
 }  // namespace
 
-void join_preambles(Units& units, PassContext& context, FusionReport& report) {
+void join_preambles(Units& units, PassContext& context, PreambleExtent extent, FusionReport& report) {
   units.find_needed();
-  if (context.device.kind == ir::DeviceSpec::Kind::cuda) Preambles(units, context, report).run();
+  if (context.device.kind == ir::DeviceSpec::Kind::cuda) Preambles(units, context, extent, report).run();
 }
 
 }  // namespace difuse::passes

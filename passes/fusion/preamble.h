@@ -7,8 +7,10 @@
 // Legal: nothing else that the loop needs comes from it, and the loop's blocks are inside one image each: its ops are
 // elementwise, or sums over pixels of images that are large enough to have blocks of their own. On a GPU alone.
 // Cost: a launch less, for a few reads of each block that L2 answers: only where an image's partial results are few
-// beside what a block reads and writes in its loop, and few for each of its threads.
+// beside what a block reads and writes in its loop, and few for each of its threads (cost.h).
 #pragma once
+
+#include <cstdint>
 
 #include "passes/fusion/report.h"
 #include "passes/fusion/units.h"
@@ -16,7 +18,13 @@
 
 namespace difuse::passes {
 
+/// Which statistics join the loop that repeats them.
+enum class PreambleExtent : uint8_t {
+  small,  ///< Those of images whose partial results are few in any kernel, and rows.
+  large,  ///< Statistics of larger images, too: once it is decided which of them are stored (prologue.h).
+};
+
 /// Each unit that joins spends fuel. `units` stay up to date.
-void join_preambles(Units& units, PassContext& context, FusionReport& report);
+void join_preambles(Units& units, PassContext& context, PreambleExtent extent, FusionReport& report);
 
 }  // namespace difuse::passes

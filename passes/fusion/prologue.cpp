@@ -207,7 +207,23 @@ class PrologueGrower {
     return loops.empty() ? "" : fmt::format("the fusion of %{} reads it, too", units_.unit(loops[0]).lead);
   }
 
-  /// The nodes that make the image, of those that its own unit holds.
+  /// Whether the node is a unit of its own that finishes statistics which this loop alone reads, and makes nothing but
+  /// the image of.
+  bool finishes_for(int node, Value image) const {
+    const int owner = units_.owner(image.node);
+    if (graph_.node(node).op != ir::Op::group_finish || units_.unit(units_.owner(node)).owned.size() != 1) return false;
+    const auto reads_otherwise = [&](int result) {
+      const Readers* readers = units_.readers({node, result});
+      if (readers == nullptr) return false;
+      const auto is_other = [&](int u) { return u != owner; };
+      return readers->as_a_whole() || std::ranges::any_of(readers->fusible, is_other) ||
+             std::ranges::any_of(readers->repeating, is_other);
+    };
+    const auto is_needed_too = [&](int id) { return id != image.node && units_.needed({id, 0}); };
+    return !reads_otherwise(0) && !reads_otherwise(1) && std::ranges::none_of(units_.unit(owner).owned, is_needed_too);
+  }
+
+  /// The nodes that make the image, of those that its own unit holds, and what finishes statistics for it alone.
   std::vector<int> made_by(Value image, Extent extent) const {
     const auto joins = [&](const Node& node) {
       if (is_pointwise(graph_, node) || is_free(graph_, node) || node.op == ir::Op::slice) return true;
@@ -222,7 +238,8 @@ class PrologueGrower {
         while (!from.holds(v.node) && is_free(graph_, graph_.node(v)) && !graph_.node(v).operands.empty()) {
           v = graph_.node(v).operands[0];
         }
-        if (from.holds(v.node) && joins(graph_.node(v))) found.insert(v.node);
+        const bool is_near = from.holds(v.node) || finishes_for(v.node, image);
+        if (is_near && joins(graph_.node(v))) found.insert(v.node);
       }
     }
     return {found.begin(), found.end()};
@@ -287,6 +304,9 @@ class PrologueGrower {
     for (const Value v : after) roots.push_back(v.node);
     if (!roots.empty()) gain.bytes -= bytes_moved(owner, units_.closure(owner, roots), after, rank);
     gain.kernels = roots.empty() ? 1 : 0;
+    // Units of their own that finish its statistics.
+    const auto is_spared = [&](int id) { return !units_.unit(owner).holds(id); };
+    gain.kernels += static_cast<int>(std::ranges::count_if(plan.nodes, is_spared));
     if (device_.bandwidth > 0) gain.saved = static_cast<double>(gain.bytes) / (kCopyShare * device_.bandwidth);
     return gain;
   }
@@ -344,7 +364,10 @@ class PrologueGrower {
       return ir::to_string(type);
     };
     std::vector<std::string_view> ops;
-    for (const int id : nodes) ops.push_back(ir::to_string(graph_.node(id).op));
+    for (const int id : nodes) {
+      // What another unit does would be done where the image is stored, too.
+      if (units_.unit(units_.owner(image.node)).holds(id)) ops.push_back(ir::to_string(graph_.node(id).op));
+    }
     const ir::Type& made = graph_.type(image);
     std::string site = fmt::format("{}", fmt::join(ops, "_"));
     for (const Value v : units_.externals(nodes)) {

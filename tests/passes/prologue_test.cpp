@@ -209,6 +209,47 @@ TEST(Prologue, StatisticsAreFinishedInItWhereTheDeviceCan) {
   EXPECT_NE(prologue_lines(report).find(" and 0 kernels less"), std::string::npos) << prologue_lines(report);
 }
 
+/// Of a large image they have a kernel of their own, which the convolution takes, too; not where others read them.
+TEST(Prologue, StatisticsOfALargeImageComeAlong) {
+  const std::string image = R"(
+    %0 = input {name = "x", dtype = f32, shape = [2, 64, 64, 64]} : f32[2, 64, 64, 64]
+    %1 = input {name = "mean", dtype = f32, shape = [2, 32, 64]} : f32[2, 32, 64]
+    %2 = input {name = "m2", dtype = f32, shape = [2, 32, 64]} : f32[2, 32, 64]
+    %3 = input {name = "w", dtype = f32, shape = [8, 3, 3, 64]} : f32[8, 3, 3, 64]
+    %4 = group_finish %1, %2 {groups = 8, eps = 1e-05, height = 64, width = 64} : f32[2, 64], f32[2, 64]
+    %5 = broadcast %4.0 {shape = [2, 64, 64, 64], dims = [0, 3]} : f32[2, 64, 64, 64]
+    %6 = sub %0, %5 : f32[2, 64, 64, 64]
+    %7 = broadcast %4.1 {shape = [2, 64, 64, 64], dims = [0, 3]} : f32[2, 64, 64, 64]
+    %8 = mul %6, %7 : f32[2, 64, 64, 64]
+    %9 = conv_fprop %8, %3 {stride = 1, pad = 1} : f32[2, 64, 64, 8]
+    output "y" = %9)";
+  const std::string loop = R"(
+    %10 = mul %0, %7 : f32[2, 64, 64, 64]
+    output "z" = %10)";
+  struct Made {
+    int kernels;
+    PrologueSite site;
+    std::string line;
+  };
+  const auto made = [](const std::string& text, std::vector<ir::Op> unable) {
+    FusionReport report;
+    const int kernels =
+        tests::kernel_count(fuse(parse_body(text), settings(Prologues::always, std::move(unable)), &report));
+    return Made{kernels, report.prologues.at(0), prologue_lines(report)};
+  };
+  const Made with = made(image, {}), without = made(image, {ir::Op::group_finish});
+  EXPECT_EQ(with.kernels, 1);
+  EXPECT_NE(with.line.find(" and 2 kernels less"), std::string::npos) << with.line;
+  EXPECT_EQ(without.kernels, 2);
+  // Who finishes them is no part of what is decided.
+  EXPECT_EQ(with.site.site, "sub_mul f32[64, 64, 64] -> f32[64, 64, 64], conv_fprop f32[8, 3, 3, 64]");
+  EXPECT_EQ(without.site.site, with.site.site);
+  EXPECT_EQ(with.site.price, without.site.price);
+  for (const std::string& other : {std::string("\n output \"rstd\" = %4.1"), loop}) {
+    EXPECT_EQ(made(image + other, {}).kernels, made(image + other, {ir::Op::group_finish}).kernels) << other;
+  }
+}
+
 /// What was decided about the one image of a graph that may be computed on the way.
 struct Decided {
   bool computed;

@@ -22,12 +22,12 @@ class Transformer {
   /// statistics, where there are some. `finish(image, made)`, by all threads, makes them; `store(image, made)` stores
   /// them for others, once for each image. `transformed(channels, raw)`: of eight elements.
   template <class ChannelsAt, class Transformed, class... Finish>
-  __device__ __forceinline__ void transform(int works, int images, const ChannelsAt& channels_at,
+  __device__ __forceinline__ void transform(const Works& works, int images, const ChannelsAt& channels_at,
                                             const Transformed& transformed, const Finish&... finish) {
     // Copies of a set of tiles may be an odd number.
     int i = number_;
 #pragma unroll 1
-    for (int work = static_cast<int>(blockIdx.x); work < works; work += static_cast<int>(gridDim.x)) {
+    for (int work = works.begin; work < works.end; work += works.step) {
 #pragma unroll 1
       for (; i < kCopies; i += L::transformers) {
         const Copy copy = copy_of<L>(i);

@@ -152,6 +152,24 @@ __device__ __forceinline__ Origin origin_of(int work, int consumer) {
   }
 }
 
+/// A block's works: every so-manieth from the first one on.
+struct Works {
+  int begin, end, step;
+};
+/// Blocks take turns: those that run together read what lies together.
+__device__ __forceinline__ Works works_in_turns(int works, unsigned blocks) {
+  return {static_cast<int>(blockIdx.x), works, static_cast<int>(blocks)};
+}
+/// A block's works, `share` or what is left, are neighbours, mostly of one image: where its statistics are made, that is
+/// done once for all of them. With the taps resident, all are of the same output channels.
+template <class L>
+__device__ __forceinline__ Works works_in_a_row(int works, unsigned blocks, int share) {
+  constexpr int columns = L::is_resident ? L::output_tiles : 1;
+  const int block = static_cast<int>(blockIdx.x), begin = quotient<columns>(block) * share * columns;
+  const bool is_last = block + columns >= static_cast<int>(blocks);
+  return {begin + remainder_of<columns>(block), is_last ? works : min(begin + share * columns, works), columns};
+}
+
 /// The block's shared memory.
 template <class L>
 struct Shared {
@@ -245,18 +263,18 @@ class Producer {
       : shared_{shared}, image_(image), filter_(filter), operand_(operand), second_(second) {}
 
   /// The first taps, as many as there is room for. Another producer then goes on.
-  __device__ __forceinline__ void begin(int works) {
-    if (static_cast<int>(blockIdx.x) >= works) return;
-    const Origin at = origin_of<L>(static_cast<int>(blockIdx.x), 0);
+  __device__ __forceinline__ void begin(const Works& works) {
+    if (works.begin >= works.end) return;
+    const Origin at = origin_of<L>(works.begin, 0);
 #pragma unroll 1
     for (int i = 0; i < kFirstTaps; ++i) load_tap(at, quotient<Problem::taps>(i), remainder_of<Problem::taps>(i));
   }
 
-  __device__ __forceinline__ void produce(int works, bool has_begun) {
+  __device__ __forceinline__ void produce(const Works& works, bool has_begun) {
     if (has_begun) begun_ = kFirstTaps, tap_.advance(kFirstTaps);
     bool has_taps = false;
 #pragma unroll 1
-    for (int work = static_cast<int>(blockIdx.x); work < works; work += static_cast<int>(gridDim.x)) {
+    for (int work = works.begin; work < works.end; work += works.step) {
       if constexpr (L::is_resident) {
 #pragma unroll 1
         for (int i = 0; i < L::halos * L::copies; ++i) {
@@ -266,8 +284,8 @@ class Producer {
 #pragma unroll 1
           for (int chunk = 0; chunk < Problem::chunks; ++chunk) load_taps(origin_of<L>(work, 0), chunk);
         }
-        const int next = work + static_cast<int>(gridDim.x);
-        if (next < works) prefetch_operand(next);
+        const int next = work + works.step;
+        if (next < works.end) prefetch_operand(next);
       } else {
 #pragma unroll 1
         for (int copy = 0; copy < L::copies; ++copy) {
@@ -594,7 +612,9 @@ class Consumer {
   template <int steps>
   __device__ __forceinline__ void add_tap(int tap, bool is_first) {
     const int moved = tap / Problem::filter * L::halo_pitch + tap % Problem::filter * L::pixel_bytes;
-    const unsigned char* taps = shared_.tap(tap_.slot) + (Tile::shares_halo ? number_ * L::own_tap_bytes : 0);
+    // Beside transformers there is no register for where each tap lies.
+    const int slot = Problem::has_prologue ? static_cast<int>(computed_here(tap_.slot)) : tap_.slot;
+    const unsigned char* taps = shared_.tap(slot) + (Tile::shares_halo ? number_ * L::own_tap_bytes : 0);
     const unsigned long long a = matrix_descriptor(taps, 1024);
     const unsigned long long b = matrix_descriptor(shared_.halo(halo_.slot), L::halo_pitch);
     multiply_fence();

@@ -7,6 +7,12 @@ __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
+/// x. What is made of it is computed where it is written, not once before a loop, to be kept in registers.
+__device__ __forceinline__ unsigned computed_here(unsigned x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 // Rounding. Both to nearest; bf16 ties to even, tf32 ties away from zero.
 /// Two floats as bf16, `low` in the low half.
 __device__ __forceinline__ unsigned pack_bf16(float low, float high) {

@@ -46,36 +46,29 @@ class Finish {
   int64_t groups() const { return attrs_.groups; }
   int64_t width() const { return channels() / groups(); }
   int64_t strips() const { return ir::Strips{attrs_.height, attrs_.width}.count(); }
-  /// Threads of a group: by its shape alone, for they are the order of the sum.
-  int64_t sharers() const {
+  /// Of a group, in the order of its sums (device/group_finish.cuh); a kernel of its own has a thread for each.
+  int64_t lanes() const {
     return std::min<int64_t>(32, static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(strips() * width()))));
   }
   bool is_wide() const { return images() * strips() * channels() >= (int64_t{1} << 31); }
 
-  /// Statements that need `n`, the image, `first`, the group's first channel, and `inside`, whether the group exists.
-  /// `pointers` are those of the operands; `stores` are statements about `first + c`.
-  std::string text(const std::vector<std::string>& pointers, const std::string& stores) const {
-    return filled(R"(const auto mean_of = [=](int strip, int own) -> float {
-  const int channel = first + own;
+  /// The type of device/group_finish.cuh.
+  std::string group() const {
+    return fmt::format("group_finish::Group<{}, {}, {}>", attrs_.height, attrs_.width, width());
+  }
+  std::string eps() const { return fmt::format("{:a}f", static_cast<float>(attrs_.eps)); }
+
+  /// Functions of (strip, channel) that need `n`, the image, and one that runs `stores` for (c, statistics). `pointers`
+  /// are those of the operands.
+  std::string functions(const std::vector<std::string>& pointers, const std::string& stores) const {
+    return filled(R"(const auto mean_of = [=](int strip, int channel) -> float {
 $means};
-const auto m2_of = [=](int strip, int own) -> float {
-  const int channel = first + own;
+const auto m2_of = [=](int strip, int channel) -> float {
 $m2s};
-const group_finish::Statistics statistics =
-    group_finish::finish<$height, $wide, $width, $sharers>($eps, mean_of, m2_of);
-if (inside) {
-  for (int c = static_cast<int>(threadIdx.x) % $sharers; c < $width; c += $sharers) {
-$stores  }
-}
+const auto store = [&](int c, const group_finish::Statistics& statistics) {
+$stores};
 )",
-                  {{"means", look_up(0, pointers)},
-                   {"m2s", look_up(1, pointers)},
-                   {"height", cuda::text(attrs_.height)},
-                   {"wide", cuda::text(attrs_.width)},
-                   {"width", cuda::text(width())},
-                   {"sharers", cuda::text(sharers())},
-                   {"eps", fmt::format("{:a}f", static_cast<float>(attrs_.eps))},
-                   {"stores", indented(stores, 4)}});
+                  {{"means", look_up(0, pointers)}, {"m2s", look_up(1, pointers)}, {"stores", indented(stores, 2)}});
   }
 
  private:
@@ -116,35 +109,38 @@ void emit_group_finish(const KernelSpec& spec, Emission& emission) {
   std::string stores;
   for (size_t r = 0; r < body.outputs().size(); ++r) {
     if (!spec.wanted(r)) continue;
-    stores += fmt::format("{}[n * {} + first + c] = {};\n", Parameters::result(r), finish.channels(),
+    stores += fmt::format("{}[n * {} + c] = {};\n", Parameters::result(r), finish.channels(),
                           statistic(body.outputs()[r].value.result));
   }
 
   constexpr int kThreads = 128;
   KernelDraft draft;
   draft.name = spec.name;
-  draft.source = device_source({"group_finish.cuh"}) + filled(R"(
+  draft.source =
+      device_source({"group_finish.cuh"}) + filled(R"(
 using index_t = $index;
+using Group = $group;
 
 extern "C" __global__ void __launch_bounds__($threads, 1) $kernel($parameters) {
   wait_for_previous_kernel();
   let_next_kernel_start();
-  const long long own = static_cast<long long>(blockIdx.x) * $perblock + static_cast<int>(threadIdx.x) / $sharers;
+  const long long own = static_cast<long long>(blockIdx.x) * $perblock + static_cast<int>(threadIdx.x) / Group::lanes;
   const bool inside = own < images * $groups;
   const long long group = inside ? own : images * $groups - 1;
   const index_t n = static_cast<index_t>(group / $groups);
-  const int first = static_cast<int>(group % $groups) * $width;
-$finish}
+  const int first = static_cast<int>(group % $groups) * Group::channels;
+$functions  group_finish::finish_group<Group, Group::lanes>(threadIdx.x % Group::lanes, first, inside, $eps, mean_of, m2_of, store);
+}
 )",
-                                                              {{"index", index_type(finish.is_wide())},
-                                                               {"threads", std::to_string(kThreads)},
-                                                               {"perblock", cuda::text(kThreads / finish.sharers())},
-                                                               {"sharers", cuda::text(finish.sharers())},
-                                                               {"parameters", parameters.text()},
-                                                               {"groups", cuda::text(finish.groups())},
-                                                               {"width", cuda::text(finish.width())},
-                                                               {"finish", indented(finish.text(pointers, stores), 2)}});
-  draft.grid.x = ceil_div(finish.images() * finish.groups(), kThreads / finish.sharers());
+                                                   {{"index", index_type(finish.is_wide())},
+                                                    {"group", finish.group()},
+                                                    {"threads", std::to_string(kThreads)},
+                                                    {"perblock", cuda::text(kThreads / finish.lanes())},
+                                                    {"parameters", parameters.text()},
+                                                    {"groups", cuda::text(finish.groups())},
+                                                    {"eps", finish.eps()},
+                                                    {"functions", indented(finish.functions(pointers, stores), 2)}});
+  draft.grid.x = ceil_div(finish.images() * finish.groups(), kThreads / finish.lanes());
   draft.threads = kThreads;
   draft.arguments = parameters.arguments();
   draft.bytes = parameters.bytes();
@@ -157,23 +153,19 @@ std::string group_finish_statements(const Graph& body, int node, const std::vect
   const Finish finish(body, body.node(node));
   std::string stores;
   for (size_t r = 0; r < results.size(); ++r) {
-    stores += fmt::format("{}[first + c] = {};\n", results[r], statistic(static_cast<int>(r)));
+    stores += fmt::format("{}[c] = {};\n", results[r], statistic(static_cast<int>(r)));
   }
   return filled(R"({
   const index_t n = this_image;
-  for (int begin = 0; begin < $groups; begin += $threads / $sharers) {
-    const int own = begin + $thread / $sharers;
-    const bool inside = own < $groups;
-    const int first = (inside ? own : $groups - 1) * $width;
-$finish  }
+$functions  group_finish::finish_image<$group, $groups, $threads>($thread, $eps, mean_of, m2_of, store);
 }
 )",
-                {{"groups", cuda::text(finish.groups())},
-                 {"thread", thread},
+                {{"group", finish.group()},
+                 {"groups", cuda::text(finish.groups())},
                  {"threads", "$threads"},
-                 {"sharers", cuda::text(finish.sharers())},
-                 {"width", cuda::text(finish.width())},
-                 {"finish", indented(finish.text(pointers, stores), 4)}});
+                 {"thread", thread},
+                 {"eps", finish.eps()},
+                 {"functions", indented(finish.functions(pointers, stores), 2)}});
 }
 
 }  // namespace difuse::codegen::cuda

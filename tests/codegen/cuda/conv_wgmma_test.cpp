@@ -68,6 +68,8 @@ std::vector<ConvCase> cases() {
       // Of few strips, with their statistics made by each block.
       {"prologue_finish", conv({5, 7, 7, 136, 72}, After::time, Before::finish)},
       {"prologue_finish_resident", conv({3, 14, 9, 72, 72}, After::residual, Before::finish), {.unwanted = {1}}},
+      {"prologue_finish_many_strips", conv({2, 64, 64, 64, 64, 1, 0}, After::nothing, Before::finish)},
+      {"prologue_finish_concat", conv({2, 32, 32, 192, 64, 1, 0}, After::bias, Before::finish, 128)},
       {"prologue_finish_pointwise", conv({3, 16, 16, 72, 136, 1, 0}, After::bias, Before::finish)},
       // Two images, one behind the other.
       {"concat", conv({2, 9, 12, 136, 64}, After::residual, Before::nothing, 64)},
@@ -250,6 +252,9 @@ TEST(ConvWgmma, ABlockGoesOnThroughATightRing) {
       {{5, 7, 7, 136, 192, 3, 1, true}, After::bias, {8, 1, 2, 2, 1, 3, true}},
       {{3, 18, 20, 64, 128}, After::residual, {16, 1, 2, 2, 1, 2, true}, Before::normalise},
       {{5, 7, 7, 72, 136}, After::residual, {8, 1, 3, 4, 1, 3, true}, Before::finish},
+      // Images of many strips, in whose midst a block may begin; more parts than a thread holds at once.
+      {{3, 40, 20, 64, 64}, After::residual, {16, 1, 4, 9, 1, 2}, Before::finish},
+      {{3, 18, 20, 64, 128}, After::residual, {16, 1, 2, 2, 1, 2, true}, Before::finish},
   };
   for (const Row& row : kRows) {
     const Graph body = conv(row.shapes, row.after, row.before);
@@ -260,6 +265,22 @@ TEST(ConvWgmma, ABlockGoesOnThroughATightRing) {
     recorder.drafts.front().grid.x = 1;
     const ir::TensorMap inputs = random_inputs(body, false);
     expect_reference(body, inputs, run_drafts(placed, recorder, inputs, "sm_90a"), false);
+  }
+}
+
+/// Where a block's tiles lie in a row, some blocks begin inside an image, see several, or have fewer tiles.
+TEST(ConvWgmma, BlocksShareImagesWhoseStatisticsTheyMake) {
+  for (const int64_t processors : {1, 2, 3, 5}) {
+    ir::DeviceSpec device = h100();
+    device.processors = processors;
+    for (const Graph& body : {conv({3, 40, 20, 64, 64}, After::residual, Before::finish),
+                              conv({4, 18, 20, 72, 192, 1, 0}, After::bias, Before::finish)}) {
+      const Placed placed = place(body, {}, device);
+      const ir::TensorMap inputs = random_inputs(body, false);
+      const Recorder recorder = emitted(placed);
+      EXPECT_LE(recorder.drafts.front().grid.x, 3 * processors);
+      expect_reference(body, inputs, run_drafts(placed, recorder, inputs, "sm_90a"), false);
+    }
   }
 }
 

@@ -1,10 +1,14 @@
 // Elementwise loops that finish an image's statistics themselves: one kernel, which gives what the reference gives, and
 // of each image the same bits in every batch.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <functional>
 
+#include "codegen/cuda/emit/finishes.h"
 #include "codegen/cuda/emit/reduction/parts.h"
+#include "codegen/cuda/source/device_source.h"
+#include "codegen/cuda/source/parameters.h"
 #include "codegen/node_body.h"
 #include "ir/builder.h"
 #include "ir/strips.h"
@@ -216,9 +220,74 @@ TEST_P(PreambleCase, Compiles) {
 INSTANTIATE_TEST_SUITE_P(All, PreambleCase, ::testing::ValuesIn(cases()),
                          [](const auto& one) { return one.param.name; });
 
+/// A kernel whose one block for each image finishes its statistics by so many threads. The body makes nothing else.
+KernelDraft finishing(const KernelSpec& spec, int64_t threads) {
+  const ir::Node& node = spec.body.node(spec.body.outputs()[0].value);
+  KernelDraft draft;
+  std::string parameters;
+  std::vector<std::string> pointers;
+  for (const Value v : node.operands) {
+    pointers.push_back(fmt::format("q{}", pointers.size()));
+    parameters += fmt::format("const float* {}, ", pointers.back());
+    draft.arguments.push_back(spec.operands[static_cast<size_t>(input_number(spec.body.node(v)))]);
+  }
+  draft.arguments.insert(draft.arguments.end(), spec.results.begin(), spec.results.end());
+  const std::string finish =
+      group_finish_statements(spec.body, spec.body.outputs()[0].value.node, pointers, {"(means + at)", "(rstds + at)"});
+  draft.name = "finishing";
+  draft.source =
+      device_source({"group_finish.cuh"}) + filled(R"(
+using index_t = int;
+
+extern "C" __global__ void __launch_bounds__($threads, 1) $kernel($parametersfloat* means, float* rstds) {
+  const index_t this_image = static_cast<index_t>(blockIdx.x), at = this_image * $channels;
+$finish}
+)",
+                                                   {{"parameters", parameters},
+                                                    {"channels", std::to_string(node.types[0].shape[1])},
+                                                    {"finish", filled(finish, {{"threads", std::to_string(threads)}})},
+                                                    {"threads", std::to_string(threads)}});
+  draft.grid.x = node.types[0].shape[0];
+  draft.threads = static_cast<int>(threads);
+  return draft;
+}
+
+/// Few threads have several groups, each thread several of a group's lanes, or all groups more parts than they hold.
+TEST(GroupFinish, NoNumberOfThreadsChangesABit) {
+  for (const Norm& norm : {Norm{2, 64, 64, 32, {64}}, Norm{1, 64, 64, 32, {64, 64}}, Norm{2, 32, 32, 32, {192, 128}},
+                           Norm{1, 16, 16, 32, {256, 192}}, Norm{1, 8, 8, 32, {640}}, Norm{2, 17, 9, 4, {24}},
+                           Norm{1, 48, 80, 16, {18, 46}}, Norm{1, 30, 30, 3, {15}}, Norm{2, 64, 64, 32, {32}},
+                           Norm{1, 40, 72, 5, {15}}, Norm{2, 1, 3, 7, {7}}}) {
+    Norm stored = norm;
+    stored.stores_statistics = true;
+    const Graph all = normalised(stored), body = part_of(all, {all.outputs()[1].value, all.outputs()[2].value});
+    const ir::TensorMap inputs = inputs_of(all);
+    const Placed whole = place(all, {}, h100());
+    const Placed placed{{body,
+                         whole.spec.operands,
+                         whole.spec.alignment,
+                         {whole.spec.results[1], whole.spec.results[2]},
+                         {256, 256},
+                         "test",
+                         0,
+                         h100(),
+                         {}},
+                        whole.arena_bytes};
+    const ir::TensorMap alone = run_drafts(placed, emitted(placed), inputs, "sm_90a");
+    for (const int64_t threads : {32, 96, 128, 256}) {
+      Recorder recorder;
+      recorder.launch(finishing(placed.spec, threads));
+      const ir::TensorMap shared = run_drafts(placed, recorder, inputs, "sm_90a");
+      for (const auto& [name, tensor] : alone) {
+        EXPECT_EQ(shared.at(name).data, tensor.data)
+            << threads << " threads for " << norm.channels[0] << " channels of " << norm.h << " x " << norm.w;
+      }
+    }
+  }
+}
+
 /// The loop alone, behind a kernel that has stored the statistics.
-TEST(Preamble, ChangesNoBit) {
-  const Norm norm{2, 16, 16, 8, {24, 40}, DType::f32, false, true};
+void expect_no_bit_changes(const Norm& norm) {
   const Graph body = normalised(norm);
   const ir::TensorMap inputs = inputs_of(body);
   const Placed placed = place(body, {}, h100());
@@ -256,6 +325,11 @@ TEST(Preamble, ChangesNoBit) {
   EXPECT_EQ(statistics.at("0").data, together.at("1").data);
   EXPECT_EQ(statistics.at("1").data, together.at("2").data);
   EXPECT_EQ(run_drafts(second, emitted(second), more, "sm_90a").at("0").data, together.at("0").data);
+}
+TEST(Preamble, ChangesNoBit) {
+  expect_no_bit_changes({2, 16, 16, 8, {24, 40}, DType::f32, false, true});
+  expect_no_bit_changes({2, 32, 32, 32, {128}, DType::bf16, false, true});
+  expect_no_bit_changes({1, 64, 64, 32, {64}, DType::bf16, false, true});
 }
 
 /// As the second stage of a kernel that left them adds them.

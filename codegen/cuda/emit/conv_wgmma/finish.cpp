@@ -22,8 +22,10 @@ using ir::Value;
 
 namespace {
 
-// More of them take longer than a tile's products, and each tile would add them anew.
-constexpr int64_t kMostStrips = 2;
+constexpr int64_t kTransformerThreads = 128;  ///< Of a warpgroup of transformers.
+/// Numbers that each of them loads for an image, about 32 at once (device/group_finish.cuh): with more it takes as long
+/// as the kernel that it spares, for each image that a block sees.
+constexpr int64_t kMostFinishLoads = 64;
 
 /// The body's one group_finish that is made of tensors in memory; -1: it has none, or more.
 int finish_of(const Graph& body) {
@@ -33,7 +35,8 @@ int finish_of(const Graph& body) {
     const Node& node = body.node(id);
     if (!live[static_cast<size_t>(id)] || node.op != Op::group_finish) continue;
     const auto& attrs = node.as<ir::GroupFinishAttrs>();
-    const bool is_small = ir::Strips{attrs.height, attrs.width}.count() <= kMostStrips;
+    const int64_t partials = 2 * ir::Strips{attrs.height, attrs.width}.count() * node.types[0].shape[1];
+    const bool is_small = partials <= kMostFinishLoads * kTransformerThreads;
     const auto is_input = [&](Value v) { return body.node(v).op == Op::input; };
     if (found >= 0 || !is_small || !std::ranges::all_of(node.operands, is_input)) return -1;
     found = id;
@@ -83,22 +86,24 @@ FinishedSpec::FinishedSpec(const KernelSpec& spec) : original_(spec) {
   }
   preamble_.headers = {"group_finish.cuh"};
   preamble_.first_operand = first;
-  preamble_.text =
-      filled(R"(const auto finish = [&](index_t this_image, float* made0) {
+  const std::string thread = fmt::format("static_cast<int>(threadIdx.x % {}u)", kTransformerThreads);
+  preamble_.text = filled(
+      R"(const auto finish = [&](index_t this_image, float* made0) {
   float* const made1 = made0 + $channels;
 $finish};
 const auto store = [&]([[maybe_unused]] index_t this_image, [[maybe_unused]] const float* made0) {
   [[maybe_unused]] const float* const made1 = made0 + $channels;
-  for (int c = static_cast<int>(threadIdx.x % 128u); c < $channels; c += 128) {
+  for (int c = $thread; c < $channels; c += $threads) {
 $stores  }
 };
 )",
-             {{"channels", text(channels)},
-              {"finish", indented(filled(group_finish_statements(spec.body, finish, pointers, {"made0", "made1"},
-                                                                 "static_cast<int>(threadIdx.x % 128u)"),
-                                         {{"threads", "128"}}),
-                                  2)},
-              {"stores", indented(stores, 4)}});
+      {{"channels", text(channels)},
+       {"thread", thread},
+       {"threads", text(kTransformerThreads)},
+       {"finish", indented(filled(group_finish_statements(spec.body, finish, pointers, {"made0", "made1"}, thread),
+                                  {{"threads", text(kTransformerThreads)}}),
+                           2)},
+       {"stores", indented(stores, 4)}});
   made_.emplace(KernelSpec{body_, spec.operands, spec.alignment, results, alignment, spec.name, spec.flops, spec.device,
                            spec.is_tf32, spec.tiles, &preamble_});
   for (int r = 0; r < 2; ++r) {

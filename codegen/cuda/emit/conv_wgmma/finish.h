@@ -1,4 +1,4 @@
-// A convolution whose prologue repeats what a group_finish makes of an image's few strips: its kernel's transformers
+// A convolution whose prologue repeats what a group_finish makes of an image's strips: its kernel's transformers
 // make that of their images, in shared memory.
 #pragma once
 
@@ -11,7 +11,7 @@
 namespace difuse::codegen::cuda {
 
 /// The spec as the convolution's emitter sees it: with a preamble, whose results are inputs of the body, where the body
-/// has one such group_finish of images of at most two strips; otherwise as it is.
+/// has one such group_finish that is few loads for each of the transformers' threads; otherwise as it is.
 class FinishedSpec {
  public:
   explicit FinishedSpec(const KernelSpec& spec);

@@ -191,6 +191,7 @@ KernelDraft halo_conv_kernel(const KernelSpec& spec, const HaloConv& c, const Ha
   const auto operand = [&](int input) { return parameters.operands()[static_cast<size_t>(input)]; };
   const int64_t works = work_count(c, tile, c.batch);
   parameters.add("works", works);
+  if (c.has_finish) parameters.add("share", work_share(c, tile, works, spec.device));
   if (after.reads_image || c.has_strips() || c.has_prologue()) parameters.add("images", c.batch);
   parameters.add_outers(body, after.outers);
 
@@ -203,6 +204,9 @@ KernelDraft halo_conv_kernel(const KernelSpec& spec, const HaloConv& c, const Ha
                     Parameters::result(static_cast<size_t>(c.mean)), Parameters::result(static_cast<size_t>(c.m2)));
   }
 
+  const std::string_view turns =
+      c.has_finish ? "conv::works_in_a_row<Layout>(static_cast<int>(works), gridDim.x, static_cast<int>(share))"
+                   : "conv::works_in_turns(static_cast<int>(works), gridDim.x)";
   const bool has_two = c.image.inputs.size() > 1;
   std::vector<std::string> maps = {operand(c.image.inputs[0]), operand(c.filter), result};
   if (has_two) maps.push_back(operand(c.image.inputs[1]));
@@ -229,7 +233,7 @@ KernelDraft halo_conv_kernel(const KernelSpec& spec, const HaloConv& c, const Ha
       finish = spec.preamble->text, finishers = ", finish, store";
     }
     transformer = filled(R"(} else if (conv::is_transformer<Layout>()) {
-$code  conv::Transformer<Layout>(shared).transform(static_cast<int>(works), static_cast<int>(images), channels_at, transformed$finishers);
+$code  conv::Transformer<Layout>(shared).transform(of_block, static_cast<int>(images), channels_at, transformed$finishers);
 )",
                          {{"code", indented(finish + prologue_code(spec, body.node(c.value).operands[0], c.image.value,
                                                                    parameters.operands(), declarations),
@@ -239,8 +243,8 @@ $code  conv::Transformer<Layout>(shared).transform(static_cast<int>(works), stat
 
   KernelDraft draft;
   draft.name = spec.name;
-  draft.source =
-      device_source(with_preamble(headers, spec)) + filled(R"(
+  draft.source = device_source(with_preamble(headers, spec)) + filled(
+                                                                   R"(
 using index_t = int;
 using Layout = $layout;
 using Consumer = conv::Consumer<Layout>;
@@ -250,22 +254,23 @@ extern "C" __global__ void __launch_bounds__(Layout::threads, Layout::Tile::bloc
   if (threadIdx.x == 0) {
 $prefetches  }
   conv::Shared<Layout>{shared}.init();
+  const conv::Works of_block = $turns;
   const bool has_begun = may_read_early();
   if (has_begun && threadIdx.x == Layout::producer_thread) {
-    conv::Producer<Layout>(shared, $image, $filter$more).begin(static_cast<int>(works));
+    conv::Producer<Layout>(shared, $image, $filter$more).begin(of_block);
   }
   wait_for_previous_kernel();
   let_next_kernel_start();
   if (conv::is_producer<Layout>()) {
     conv::share_registers<Layout, true>();
     if (threadIdx.x == Layout::producer_thread) {
-      conv::Producer<Layout>(shared, $image, $filter$more).produce(static_cast<int>(works), has_begun);
+      conv::Producer<Layout>(shared, $image, $filter$more).produce(of_block, has_begun);
     }
 $transformer  } else {
     conv::share_registers<Layout, false>();
     Consumer consumer(shared);
 #pragma unroll 1
-    for (int work = static_cast<int>(blockIdx.x); work < works; work += static_cast<int>(gridDim.x)) {
+    for (int work = of_block.begin; work < of_block.end; work += of_block.step) {
       consumer.start(work);
 $fetch$loads      consumer.multiply();
 $epilogue      consumer.store($result);
@@ -275,18 +280,19 @@ $results      consumer.finish();
   }
 }
 )",
-                                                           {{"layout", layout_type(c, tile)},
-                                                            {"more", more},
-                                                            {"prefetches", indented(prefetches, 4)},
-                                                            {"parameters", parameters.text()},
-                                                            {"image", operand(c.image.inputs[0])},
-                                                            {"filter", operand(c.filter)},
-                                                            {"transformer", indented(transformer, 2)},
-                                                            {"fetch", indented(fetch, 6)},
-                                                            {"loads", indented(after.loads, 6)},
-                                                            {"epilogue", indented(after.code, 6)},
-                                                            {"results", indented(after.results + moments, 6)},
-                                                            {"result", result}});
+                                                                   {{"layout", layout_type(c, tile)},
+                                                                    {"turns", std::string(turns)},
+                                                                    {"more", more},
+                                                                    {"prefetches", indented(prefetches, 4)},
+                                                                    {"parameters", parameters.text()},
+                                                                    {"image", operand(c.image.inputs[0])},
+                                                                    {"filter", operand(c.filter)},
+                                                                    {"transformer", indented(transformer, 2)},
+                                                                    {"fetch", indented(fetch, 6)},
+                                                                    {"loads", indented(after.loads, 6)},
+                                                                    {"epilogue", indented(after.code, 6)},
+                                                                    {"results", indented(after.results + moments, 6)},
+                                                                    {"result", result}});
   draft.grid.x = block_count(c, tile, works, spec.device);
   draft.threads = threads(c, tile);
   draft.shared_bytes = shared_bytes(c, tile);

@@ -132,7 +132,7 @@ struct Costs {
     // A warpgroup of transformers takes so many for a pixel's 64 channels, and holds up the products meanwhile.
     constexpr double kTransform = 17;
     const int64_t works = work_count(conv, tile, batch), blocks = block_count(conv, tile, works, device);
-    rounds = static_cast<double>(ceil_div(works, blocks));
+    rounds = static_cast<double>(work_share(conv, tile, works, device));
     company = static_cast<double>(ceil_div(blocks, device.processors));
     processors = static_cast<double>(std::min(blocks, device.processors));
     halo = static_cast<double>(halo_bytes(conv, tile)), pixels = static_cast<double>(tile.pixels());
@@ -232,6 +232,10 @@ int64_t block_count(const HaloConv& conv, const HaloTile& tile, int64_t works, c
   // With the taps resident, a block's work is always of the same output channels.
   const int64_t unit = is_resident(conv, tile) ? output_works(conv, tile) : 1;
   return std::max(blocks / unit, int64_t{1}) * unit;
+}
+
+int64_t work_share(const HaloConv& conv, const HaloTile& tile, int64_t works, const ir::DeviceSpec& device) {
+  return ceil_div(works, block_count(conv, tile, works, device));
 }
 
 double estimated_cycles(const HaloConv& conv, const HaloTile& tile, const ir::DeviceSpec& device, int64_t batch) {

@@ -44,6 +44,8 @@ int64_t work_count(const HaloConv& conv, const HaloTile& tile, int64_t batch);
 
 /// At most as many as the processors have at once.
 int64_t block_count(const HaloConv& conv, const HaloTile& tile, int64_t works, const ir::DeviceSpec& device);
+/// Of a block, at most.
+int64_t work_share(const HaloConv& conv, const HaloTile& tile, int64_t works, const ir::DeviceSpec& device);
 
 /// All that fit: those of two consumers first, and of either kind the one with the least estimated time first; at least
 /// one. Depends on nothing that holds the batch.

@@ -6,6 +6,8 @@ __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return emulator::machine->shared_address(pointer);
 }
 
+__device__ __forceinline__ unsigned computed_here(unsigned x) { return x; }
+
 namespace emulated {
 
 /// To nearest, ties to even.
