@@ -216,6 +216,7 @@ PassResult fuse_clusters(const Graph& graph, PassContext& context, FusionReport*
   join_movement(units, context, lines);
   join_preambles(units, context, lines);
   if (epilogues) join_prologues(units, context, settings, lines);
+  join_draws_and_concatenations(units, context, lines);
   Graph result = emit(units, lines);
   const bool changed = !same_graph(graph, result);
   return {std::move(result), changed};
