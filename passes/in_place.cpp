@@ -57,7 +57,7 @@ bool one_pass(const Graph& body) {
     if (!is_epilogue && !is_whole[static_cast<size_t>(id)]) continue;
     if (node.op == ir::Op::channel_moments && !is_epilogue) return false;
     constexpr auto kTraits =
-        ir::Trait(ir::kElementwise | ir::kBroadcast | ir::kLeaf | ir::kReduction | ir::kContraction);
+        ir::Trait(ir::kElementwise | ir::kBroadcast | ir::kLeaf | ir::kRandom | ir::kReduction | ir::kContraction);
     // Of a tensor in memory: what is computed here would be read where another element is written.
     const bool is_part = node.op == ir::Op::slice && body.node(node.operands[0]).op == ir::Op::input;
     if (!ir::has_trait(node, kTraits) && !is_part) return false;
@@ -109,7 +109,8 @@ InPlace::InPlace(const Graph& graph, int id) : graph_(graph), node_(graph.node(i
     operands_[operand] = body.node(input).types[0].shape == shape &&
                          !(is_epilogue && (is_reduced(body, input) || is_contracted(body, input))) &&
                          std::ranges::none_of(users[static_cast<size_t>(input)], [&](int user) {
-                           constexpr auto kWhole = ir::Trait(ir::kBroadcast | ir::kContraction | ir::kMovement);
+                           constexpr auto kWhole =
+                               ir::Trait(ir::kBroadcast | ir::kContraction | ir::kMovement | ir::kRandom);
                            return ir::has_trait(body.node(user), kWhole);
                          });
   }

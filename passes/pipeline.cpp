@@ -15,6 +15,7 @@
 #include "passes/filter_layout.h"
 #include "passes/fusion/grow.h"
 #include "passes/hoist.h"
+#include "passes/late_updates.h"
 #include "passes/rematerialize.h"
 #include "passes/rewrite.h"
 
@@ -49,6 +50,8 @@ std::vector<Pass> default_passes(const PipelineOptions& options, FusionReport* r
     passes.push_back(
         {"rematerialize", [report](const ir::Graph& g, PassContext& c) { return rematerialize(g, c, report); }});
   }
+  // When a state has been read for the last time depends on the kernels, too.
+  passes.push_back({"late_updates", update_late});
   // Last: which kernels there are is settled, and one that reads anything of the step is run in every step.
   passes.push_back({"hoist", hoist_invariant});
   return passes;

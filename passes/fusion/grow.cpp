@@ -217,6 +217,7 @@ PassResult fuse_clusters(const Graph& graph, PassContext& context, FusionReport*
   join_preambles(units, context, PreambleExtent::small, lines);
   if (epilogues) join_prologues(units, context, settings, lines);
   join_preambles(units, context, PreambleExtent::large, lines);
+  join_draws_and_concatenations(units, context, lines);
   Graph result = emit(units, lines);
   const bool changed = !same_graph(graph, result);
   return {std::move(result), changed};

@@ -12,14 +12,15 @@
 // Legal: no path leaves a cluster and comes back, so a reduction is read inside its own body only where it is one over
 // short rows and what reads it runs over the same rows, of which a kernel holds one at a time (as in a softmax); then
 // all reductions of the body are over those rows. Data movement,
-// random draws, views and group_finish stay outside, as do a contraction's own operands.
+// random draws, views and group_finish stay outside at first, as do a contraction's own operands.
 // Dtypes and rounding: no cast is added, removed or moved; each op keeps its operands, so pointwise results keep every
 // bit and a reduction keeps its meaning (its order of summation is the kernel's own).
 // At last, what leaves only sums over pixels of a contraction's values is computed in its kernel (sums.h), and a tensor
 // that is put together of others is made by the loop that reads it (movement.h), as is what finishes a few partial
 // results of an image (preamble.h). Where the device's kernels can, contractions compute the image that they read
-// (prologue.h): last, because that depends on which kernels would make it, but for the statistics of large images that
-// are still stored then (preamble.h).
+// (prologue.h), because that depends on which kernels would make it; then the statistics of large images that are still
+// stored are finished in their readers (preamble.h), and what is drawn is so by the first loop that reads it
+// (movement.h).
 // Cost: growing always saves the bytes of a read; what is recomputed instead of saved is in recompute.h.
 // Deterministic: heroes and candidates are tried in node order. Each fusion spends fuel, as does each recomputed value.
 #pragma once

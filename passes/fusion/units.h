@@ -49,6 +49,8 @@ class Units {
   /// Adds nodes to what the unit computes again.
   void recompute(int u, const std::vector<int>& nodes);
 
+  /// What the unit's body reads of others, as it will be emitted.
+  std::vector<ir::Value> reads(int u) const;
   /// A unit, none of `but`, that `to` needs and that itself needs what `from` makes; -1 where there is none.
   int between(int from, int to, const std::set<int>& but = {}) const;
   /// Makes a unit part of another, which it reads or which reads it, with nothing between them. Bodies must be up to
@@ -74,9 +76,6 @@ class Units {
   void order_units();
   /// The units that the unit's body needs, itself included, but for what only `without` needs.
   std::set<int> needs(int u, int without) const;
-  /// What the unit's body reads of others, as it will be emitted.
-  std::vector<ir::Value> reads(int u) const;
-
   const ir::Graph& graph_;
   std::vector<Unit> units_;
   std::vector<int> owner_;

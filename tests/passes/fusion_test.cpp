@@ -528,6 +528,72 @@ TEST(Fusion, MovementStaysOutOfALoopThatWaitsForItsOtherReaders) {
       << fmt::format("{}", fmt::join(report.lines, "\n"));
 }
 
+/// Noise that a loop adds and somebody else reads later.
+const char* const kNoisy = R"(
+    %0 = input {name = "x", dtype = f32, shape = [4, 8]} : f32[4, 8]
+    %1 = input {name = "seed", dtype = u32, shape = [2]} : u32[2]
+    %2 = input {name = "index", dtype = i32, shape = [4]} : i32[4]
+    %3 = input {name = "step", dtype = i32, shape = []} : i32[]
+    %4 = random_normal %1, %2, %3 {stream = 1, shape = [8]} : f32[4, 8]
+    %5 = add %0, %4 : f32[4, 8]
+    %6 = transpose %5 {perm = [1, 0]} : f32[8, 4]
+    %7 = matmul %5, %6 {transpose_a = false, transpose_b = false} : f32[4, 4]
+    %8 = reduce_sum %7 {axes = [1]} : f32[4]
+    %9 = broadcast %8 {shape = [4, 8], dims = [0]} : f32[4, 8]
+    %10 = mul %9, %4 : f32[4, 8]
+    %11 = reduce_sum %10 {axes = [0, 1]} : f32[]
+    output "y" = %11)";
+
+TEST(Fusion, TheFirstLoopThatReadsADrawMakesIt) {
+  const ir::Graph graph = parse_body(kNoisy);
+  FusionReport report;
+  const ir::Graph fused = fuse(graph, &report, {}, gpu()).graph;
+  tests::expect_same_results(graph, fused);
+  EXPECT_EQ(tests::kernel_count(fused), tests::kernel_count(fuse(graph, nullptr).graph) - 1);
+  EXPECT_EQ(std::ranges::count(report.lines, "joined %4 random_normal into the fusion of %5"), 1)
+      << fmt::format("{}", fmt::join(report.lines, "\n"));
+  EXPECT_FALSE(fuse(fused, nullptr, {}, gpu()).changed);
+}
+
+TEST(Fusion, AReductionReadsADrawFromMemory) {
+  const ir::Graph graph = parse_body(R"(
+    %0 = input {name = "seed", dtype = u32, shape = [2]} : u32[2]
+    %1 = input {name = "index", dtype = i32, shape = [4]} : i32[4]
+    %2 = input {name = "step", dtype = i32, shape = []} : i32[]
+    %3 = random_uniform %0, %1, %2 {stream = 1, shape = [8]} : f32[4, 8]
+    %4 = exp %3 : f32[4, 8]
+    %5 = reduce_sum %4 {axes = [0]} : f32[8]
+    output "y" = %5)");
+  const ir::Graph fused = fuse(graph, nullptr, {}, gpu()).graph;
+  EXPECT_EQ(tests::kernel_count(fused), 2);
+}
+
+/// Sines and cosines beside one another, and `more`.
+std::string waves(const std::string& more) {
+  return R"(
+    %0 = input {name = "t", dtype = f32, shape = [4, 8]} : f32[4, 8]
+    %1 = cos %0 : f32[4, 8]
+    %2 = sin %0 : f32[4, 8]
+    %3 = concat %1, %2 {axis = 1} : f32[4, 16]
+    output "y" = %3)" +
+         more;
+}
+
+TEST(Fusion, WhatOnlyAConcatenationReadsIsMadeInItsPlace) {
+  const ir::Graph graph = parse_body(waves("").c_str());
+  FusionReport report;
+  const ir::Graph fused = fuse(graph, &report, {}, gpu()).graph;
+  tests::expect_same_results(graph, fused);
+  EXPECT_EQ(tests::kernel_count(fused), 1);
+  EXPECT_EQ(report.lines[0], "joined %3 concat into the fusion of %1");
+  EXPECT_FALSE(fuse(fused, nullptr, {}, gpu()).changed);
+}
+
+TEST(Fusion, WhatOthersReadTooIsConcatenatedApart) {
+  const ir::Graph graph = parse_body(waves("\n    output \"z\" = %2").c_str());
+  EXPECT_EQ(tests::kernel_count(fuse(graph, nullptr, {}, gpu()).graph), 2);
+}
+
 TEST(Fusion, StatisticsAreTakenWhereAnImageIsResampled) {
   for (const auto& [op, shape, side] :
        {std::tuple("upsample_nearest", "[1, 8, 8, 8]", 16), {"avg_pool", "[1, 32, 32, 8]", 16}}) {

@@ -288,6 +288,28 @@ TEST(MemoryPlan, FusionsAreInPlaceOnlyWhereTheyReadElementByElement) {
   EXPECT_NE(plan.at({4, 1}), plan.at({3, 0})) << "the small operand is read again for every row";
 }
 
+TEST(MemoryPlan, AFusionThatDrawsIsInPlaceOfWhatTheDrawDoesNotRead) {
+  const Graph graph = graph_of(R"(
+    %0 = input {name = "x", dtype = f32, shape = [2, 8]} : f32[2, 8]
+    %1 = input {name = "seed", dtype = u32, shape = [2]} : u32[2]
+    %2 = input {name = "step", dtype = i32, shape = []} : i32[]
+    %3 = input {name = "index", dtype = i32, shape = [2]} : i32[2]
+    %4 = exp %0 : f32[2, 8]
+    %5 = neg %3 : i32[2]
+    %6 = fusion %4, %1, %5, %2 {hero = pointwise, body = graph body {
+      %0 = input {name = "0", dtype = f32, shape = [2, 8]} : f32[2, 8]
+      %1 = input {name = "1", dtype = u32, shape = [2]} : u32[2]
+      %2 = input {name = "2", dtype = i32, shape = [2]} : i32[2]
+      %3 = input {name = "3", dtype = i32, shape = []} : i32[]
+      %4 = random_normal %1, %2, %3 {stream = 1, shape = [8]} : f32[2, 8]
+      %5 = add %0, %4 : f32[2, 8]
+      output "0" = %5
+    }} : f32[2, 8]
+    output "y" = %6)");
+  const MemoryPlan plan = check(graph);
+  EXPECT_EQ(plan.at({6, 0}), plan.at({4, 0}));
+}
+
 TEST(MemoryPlan, AnEpilogueIsInPlaceOfWhatTheContractionDoesNotRead) {
   const Graph graph = ir::parse(R"(graph g {
     %0 = input {name = "a", dtype = f32, shape = [2, 4, 4, 8]} : f32[2, 4, 4, 8]

@@ -48,7 +48,7 @@ TEST(Pipeline, RoundsBeforeItFuses) {
   std::vector<std::string> names;
   for (const Pass& pass : default_passes({.precision = Precision::bf16}, nullptr)) names.push_back(pass.name);
   EXPECT_EQ(names, (std::vector<std::string>{"canonicalize", "precision", "filter_layout", "fuse", "dead_code",
-                                             "rematerialize", "hoist"}));
+                                             "rematerialize", "late_updates", "hoist"}));
   const ir::Graph graph = tests::norm_block(2, 8, 8, 8, 2);
   for (const Precision precision : {Precision::tf32, Precision::bf16}) {
     const ir::Graph fused = run_pipeline(graph, {}, {.precision = precision});
@@ -84,7 +84,8 @@ TEST(Pipeline, AnUnknownNameIsAnErrorThatListsTheNames) {
   } catch (const Error& e) {
     EXPECT_NE(std::string(e.what()).find("\"fuze\""), std::string::npos);
     EXPECT_EQ(e.remedy(),
-              "the passes are canonicalize, precision, filter_layout, fuse, dead_code, rematerialize, hoist");
+              "the passes are canonicalize, precision, filter_layout, fuse, dead_code, rematerialize, late_updates, "
+              "hoist");
     EXPECT_EQ(e.exit_code(), ExitCode::wrong_usage);
   }
 }
@@ -116,12 +117,13 @@ TEST(Pipeline, DumpsEveryPassBeforeAndAfter) {
                                           "02_fuse.before.ir",          "02_fuse.after.ir",
                                           "03_dead_code.before.ir",     "03_dead_code.after.ir",
                                           "04_rematerialize.before.ir", "04_rematerialize.after.ir",
-                                          "05_hoist.before.ir",         "05_hoist.after.ir"};
+                                          "05_late_updates.before.ir",  "05_late_updates.after.ir",
+                                          "06_hoist.before.ir",         "06_hoist.after.ir"};
   EXPECT_EQ(files, expected);
   EXPECT_EQ(read(folder.path() / "dumps" / small().name() / "01_canonicalize.before.ir"), ir::print(small()));
   EXPECT_EQ(read(folder.path() / "dumps" / small().name() / "01_canonicalize.after.ir"),
             read(folder.path() / "dumps" / small().name() / "02_fuse.before.ir"));
-  EXPECT_EQ(read(folder.path() / "dumps" / small().name() / "05_hoist.after.ir"), ir::print(result));
+  EXPECT_EQ(read(folder.path() / "dumps" / small().name() / "06_hoist.after.ir"), ir::print(result));
 }
 
 TEST(Pipeline, ADumpThatCannotBeWrittenNamesTheFile) {

@@ -253,6 +253,38 @@ TEST(JoinedLaunches, SecondStagesWaitForTheirKind) {
   expect_near_reference(graph, run(*lower_emulated(graph), inputs, {}), inputs, {}, 1e-5);
 }
 
+TEST(JoinedLaunches, SecondStagesOfAnyExtentsAreOne) {
+  Graph graph("step");
+  Builder b(graph);
+  int count = 0;
+  // Of an image and of all images, of few parts and of many.
+  for (const ir::Shape& shape : {ir::Shape{4, 64, 64, 8}, ir::Shape{16, 64, 32, 24}}) {
+    const Value x = b.input("x" + std::to_string(count), {DType::f32, shape});
+    for (const std::vector<int64_t>& axes : std::vector<std::vector<int64_t>>{{1, 2}, {0, 1, 2}})
+      graph.set_output("sum" + std::to_string(count++), b.reduce_sum(x, axes));
+  }
+  const CudaPlan plan = codegen::cuda::lower_cuda(graph, passes::plan_memory(graph), hopper());
+  EXPECT_EQ(members(plan), (std::vector{1, 1, 1, 1, 4}));
+  const ir::TensorMap inputs = random_leaves(graph, ir::Op::input, 1);
+  expect_near_reference(graph, run(*lower_emulated(graph), inputs, {}), inputs, {}, 1e-5);
+}
+
+// One that eight threads share and one that each thread adds alone.
+TEST(JoinedLaunches, SumsOfFiltersGradientsAreOneHoweverManyThreadsShareThem) {
+  Graph graph("step");
+  Builder b(graph);
+  for (const int64_t outputs : {64, 512}) {
+    const std::string name = std::to_string(outputs);
+    const Value x = b.input("x" + name, {DType::bf16, {8, 16, 16, 64}});
+    const Value dy = b.input("dy" + name, {DType::bf16, {8, 16, 16, outputs}});
+    graph.set_output("dw" + name, b.conv_wgrad(x, dy, {1, 0, 1, 1}));
+  }
+  const CudaPlan plan = codegen::cuda::lower_cuda(graph, passes::plan_memory(graph), hopper());
+  EXPECT_EQ(members(plan), (std::vector{1, 1, 2}));
+  const ir::TensorMap inputs = random_leaves(graph, ir::Op::input, 1);
+  expect_near_reference(graph, run(*lower_emulated(graph), inputs, {}), inputs, {}, 1e-5);
+}
+
 TEST(JoinedLaunches, ASecondStageRunsBeforeItsResultIsRead) {
   Graph graph("step");
   Builder b(graph);

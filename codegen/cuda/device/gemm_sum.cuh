@@ -9,8 +9,7 @@ namespace gemm {
 struct Terms {
   int first, end;
 };
-template <int parts>
-__device__ __forceinline__ Terms own_terms(int splits, int part) {
+__device__ __forceinline__ Terms own_terms(int splits, int parts, int part) {
   const int each = (splits + parts - 1) / parts, first = part * each;
   return {first, first + each < splits ? first + each : splits};
 }
@@ -22,7 +21,7 @@ template <int lanes, int parts, int runs>
 __device__ __forceinline__ Run<f32, lanes> sum_of_splits(const f32* from, long long size, int splits, bool valid) {
   __shared__ Run<f32, lanes> shared[parts][runs];
   const int at = static_cast<int>(threadIdx.x % unsigned{runs}), part = static_cast<int>(threadIdx.x / unsigned{runs});
-  const auto [first, end] = own_terms<parts>(splits, part);
+  const auto [first, end] = own_terms(splits, parts, part);
   Run<f32, lanes> sum = {};
   if (valid) {
     constexpr int batch = 8;  // Loads at once, of what is left as well: one by one they would take as long each.
@@ -56,12 +55,12 @@ __device__ __forceinline__ Run<f32, lanes> sum_of_splits(const f32* from, long l
 }
 
 /// The same of the first `own` of `each` runs of every thread, which lie `step` elements from one another, into `sums`.
-template <int lanes, int each, int parts, int runs>
+/// A block of `threads` has threads / parts runs of that kind.
+template <int lanes, int each, int threads>
 __device__ __forceinline__ void sums_of_splits(Run<f32, lanes> (&sums)[each], const f32* from, int step, long long size,
-                                               int splits, int own) {
-  [[maybe_unused]] const int at = static_cast<int>(threadIdx.x % unsigned{runs});
-  const int part = static_cast<int>(threadIdx.x / unsigned{runs});
-  const auto [first, end] = own_terms<parts>(splits, part);
+                                               int splits, int own, int parts) {
+  const int runs = threads / parts, part = static_cast<int>(threadIdx.x) / runs;
+  const auto [first, end] = own_terms(splits, parts, part);
 #pragma unroll
   for (int e = 0; e < each; ++e) sums[e] = {};
   const auto load = [&](Run<f32, lanes> (&terms)[each], const f32* term) {
@@ -95,19 +94,18 @@ __device__ __forceinline__ void sums_of_splits(Run<f32, lanes> (&sums)[each], co
       add(a);
     }
   }
-  if constexpr (parts > 1) {
-    __shared__ Run<f32, lanes> shared[parts][each][runs];
+  if (parts == 1) return;
+  __shared__ Run<f32, lanes> shared[each][threads];
 #pragma unroll
-    for (int e = 0; e < each; ++e) shared[part][e][at] = sums[e];
-    __syncthreads();
-    if (part != 0) return;
+  for (int e = 0; e < each; ++e) shared[e][threadIdx.x] = sums[e];
+  __syncthreads();
+  if (part != 0) return;
+#pragma unroll 1
+  for (int other = runs + static_cast<int>(threadIdx.x); other < threads; other += runs) {
 #pragma unroll
-    for (int p = 1; p < parts; ++p) {
+    for (int e = 0; e < each; ++e) {
 #pragma unroll
-      for (int e = 0; e < each; ++e) {
-#pragma unroll
-        for (int l = 0; l < lanes; ++l) sums[e][l] += shared[p][e][at][l];
-      }
+      for (int l = 0; l < lanes; ++l) sums[e][l] += shared[e][other][l];
     }
   }
 }

@@ -20,7 +20,7 @@ __device__ __forceinline__ Words philox(unsigned c0, unsigned c1, unsigned c2, u
   return {{c0, c1, c2, c3}};
 }
 
-/// The word of element `at` of a sample.
+/// The words of element `at` of a sample and of its three neighbours.
 __device__ __forceinline__ Words block_of(unsigned seed0, unsigned seed1, unsigned stream, int index, int step,
                                           long long at) {
   return philox(static_cast<unsigned>(at / 4), static_cast<unsigned>(index), static_cast<unsigned>(step), stream, seed0,
@@ -36,21 +36,17 @@ __device__ __forceinline__ float uniform_of(unsigned word) {
   return (static_cast<float>(word >> 9) + 0.5f) * 0x1p-23f;
 }
 
-__device__ __forceinline__ float random_uniform(unsigned seed0, unsigned seed1, unsigned stream, int index, int step,
-                                                long long at) {
-  return uniform_of(word_of(block_of(seed0, seed1, stream, index, step, at), static_cast<unsigned>(at % 4)));
+// Of the element that has word `i`.
+__device__ __forceinline__ float random_uniform(const Words& words, unsigned i) {
+  return uniform_of(word_of(words, i));
 }
 /// Uniform in [0, bound).
-__device__ __forceinline__ int random_int(unsigned seed0, unsigned seed1, unsigned stream, int index, int step,
-                                          long long at, unsigned bound) {
-  return static_cast<int>(
-      __umulhi(word_of(block_of(seed0, seed1, stream, index, step, at), static_cast<unsigned>(at % 4)), bound));
+__device__ __forceinline__ int random_int(const Words& words, unsigned i, unsigned bound) {
+  return static_cast<int>(__umulhi(word_of(words, i), bound));
 }
 /// Box and Muller: words (0, 1) and (2, 3) give two normals each.
-__device__ __forceinline__ float random_normal(unsigned seed0, unsigned seed1, unsigned stream, int index, int step,
-                                               long long at) {
-  const Words words = block_of(seed0, seed1, stream, index, step, at);
-  const unsigned i = static_cast<unsigned>(at % 4), pair = i / 2 * 2;
+__device__ __forceinline__ float random_normal(const Words& words, unsigned i) {
+  const unsigned pair = i / 2 * 2;
   const float radius = sqrtf(-2.0f * logf(uniform_of(word_of(words, pair))));
   const float turns = 2.0f * uniform_of(word_of(words, pair + 1));
   return radius * (i % 2 == 0 ? cospif(turns) : sinpif(turns));

@@ -153,7 +153,7 @@ PartialSums partial_sums(const HaloWgrad& w, const WgradTile& tile, const ir::De
   // A run's loads follow one another only where there are enough of them in flight: several threads share it where the
   // result is small and its partial sums are many.
   constexpr int64_t kEnoughThreads = 150000, kLeastPartials = 4;
-  constexpr int kMostParts = 8, kBlockThreads = 128, kLeastRuns = 32;
+  constexpr int kMostParts = 8;
   // So many runs have most of their place in common, which takes longer to find than they take to add.
   constexpr int kEach = 4;
   PartialSums sums{.runs = block_count(w, tile) * block_sums(w, tile) / 4 / kEach, .each = kEach, .parts = 1};
@@ -163,7 +163,6 @@ PartialSums partial_sums(const HaloWgrad& w, const WgradTile& tile, const ir::De
          2 * sums.parts * kLeastPartials <= partials) {
     sums.parts *= 2;
   }
-  sums.block_runs = std::max(kLeastRuns, kBlockThreads / sums.parts);
   sums.headers = {"wgrad_wgmma.cuh"};
   // Sizes are arguments, so that the sums of all filters are one kernel.
   const int64_t owners = 128 * tile.consumers(), block_runs = block_sums(w, tile) / 4;

@@ -434,12 +434,29 @@ BodyCode::Written BodyCode::draw(const ir::Node& node, const Index& index) {
   const ir::Shape& shape = node.types[0].shape;
   Index inside = at({index.coords.begin() + 1, index.coords.end()});
   const Term element = offset({shape.begin() + 1, shape.end()}, inside);
-  const bool whole = node.op == Op::random_int;
-  const int64_t stream = whole ? node.as<ir::RandomIntAttrs>().stream : node.as<ir::RandomAttrs>().stream;
-  std::string call = fmt::format("{}({}, {}, {}u, {}, {}, {}", ir::to_string(node.op), low.expression, high.expression,
-                                 static_cast<uint32_t>(stream), sample.expression, step.expression, element.in_lane());
-  if (whole) call += fmt::format(", {}u", node.as<ir::RandomIntAttrs>().bound);
-  return define(both(element.lanes, sample.lanes), node.types[0].dtype, call + ")");
+  const bool is_int = node.op == Op::random_int;
+  const int64_t stream = is_int ? node.as<ir::RandomIntAttrs>().stream : node.as<ir::RandomAttrs>().stream;
+  const auto words_of = [&](const std::string& at) {
+    return fmt::format("block_of({}, {}, {}u, {}, {}, {})", low.expression, high.expression,
+                       static_cast<uint32_t>(stream), sample.expression, step.expression, at);
+  };
+  const std::string bound = is_int ? fmt::format(", {}u", node.as<ir::RandomIntAttrs>().bound) : "";
+  const std::string op{ir::to_string(node.op)};
+  // Four neighbours have their words in common, and a run of the whole tensor begins with the first of four.
+  constexpr int kNeighbours = 4;
+  if (lanes_ % kNeighbours == 0 && index.has_linear && index.valid.empty() && element.lanes == Lanes::unit &&
+      sample.lanes == Lanes::none) {
+    const std::string name = fresh("words");
+    std::string fours;
+    for (int at = 0; at < lanes_; at += kNeighbours) {
+      fours += fmt::format("{}{}", at == 0 ? "" : ", ", words_of(fmt::format("{} + {}", element.text, at)));
+    }
+    before_ += fmt::format("const Words {}[] = {{{}}};\n", name, fours);
+    return define(Lanes::any, node.types[0].dtype, fmt::format("{}({}[l / 4], l % 4{})", op, name, bound));
+  }
+  const std::string at = element.in_lane();
+  return define(both(element.lanes, sample.lanes), node.types[0].dtype,
+                fmt::format("{}({}, static_cast<unsigned>({}) % 4{})", op, words_of(at), at, bound));
 }
 
 }  // namespace difuse::codegen::cuda

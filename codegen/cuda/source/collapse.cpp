@@ -78,7 +78,8 @@ class Dims {
   explicit Dims(const Graph& body) : body_(body) {
     for (int id = 0; id < body.size() && ok_; ++id) {
       const Node& node = body.node(id);
-      if (ir::has_trait(node, ir::kElementwise) || node.op == Op::broadcast) set_shape(node.types[0].shape);
+      if (ir::has_trait(node, ir::Trait(ir::kElementwise | ir::kBroadcast | ir::kRandom)))
+        set_shape(node.types[0].shape);
       if (is_reduce(node)) set_shape(body.type(node.operands[0]).shape);
     }
     if (!shape_) ok_ = false;
@@ -101,20 +102,22 @@ class Dims {
     (void)it;
     if (!fresh) ok_ = false;
   }
+  void set_or_agree(int id, const std::vector<int64_t>& dims) {
+    const auto [it, fresh] = dims_.emplace(id, dims);
+    if (!fresh && it->second != dims) ok_ = false;
+  }
 
   void visit(int id) {
     const Node& node = body_.node(id);
-    const auto whole = [&](Value v) {
-      const auto [it, fresh] = dims_.emplace(v.node, all_dims(shape_->size()));
-      if (!fresh && it->second != all_dims(shape_->size())) ok_ = false;
-    };
+    const auto whole = [&](Value v) { set_or_agree(v.node, all_dims(shape_->size())); };
     if (ir::has_trait(node, ir::kElementwise)) {
       for (const Value v : node.operands) whole(v);
       whole({id, 0});
     } else if (node.op == Op::broadcast) {
-      const auto& dims = node.as<ir::BroadcastAttrs>().dims;
-      const auto [it, fresh] = dims_.emplace(node.operands[0].node, dims);
-      if (!fresh && it->second != dims) ok_ = false;
+      set_or_agree(node.operands[0].node, node.as<ir::BroadcastAttrs>().dims);
+      whole({id, 0});
+    } else if (ir::has_trait(node, ir::kRandom)) {
+      set_or_agree(node.operands[1].node, {0});  // An element's number in its sample is the same in any shape.
       whole({id, 0});
     } else if (is_reduce(node)) {
       whole(node.operands[0]);
@@ -141,9 +144,11 @@ Graph collapsed(const Graph& body) {
     const Node& node = body.node(id);
     if (node.op == Op::broadcast) groups.separate(node.as<ir::BroadcastAttrs>().dims);
     if (is_reduce(node)) groups.separate(node.as<ir::ReduceAttrs>().axes);
+    if (ir::has_trait(node, ir::kRandom)) groups.separate({0});
   }
   if (groups.merges_nothing()) return body;
   const Shape shape = groups.shape(dims.shape(), all_dims(rank));
+  const Shape sample(shape.begin() + (shape.empty() ? 0 : 1), shape.end());
   const auto smaller = [&](int id, const Shape& old) { return dims.known(id) ? groups.shape(old, dims.of(id)) : old; };
   return ir::rebuild(body, [&](Graph& to, int id, const Node& node, const std::vector<Value>& operands) {
     ir::Attrs attrs = node.attrs;
@@ -157,6 +162,14 @@ Graph collapsed(const Graph& body) {
       attrs = constant;
     } else if (node.op == Op::broadcast) {
       attrs = ir::BroadcastAttrs{shape, groups.numbers(node.as<ir::BroadcastAttrs>().dims)};
+    } else if (node.op == Op::random_int) {
+      auto draw = node.as<ir::RandomIntAttrs>();
+      draw.shape = sample;
+      attrs = draw;
+    } else if (ir::has_trait(node, ir::kRandom)) {
+      auto draw = node.as<ir::RandomAttrs>();
+      draw.shape = sample;
+      attrs = draw;
     } else if (is_reduce(node)) {
       attrs = ir::ReduceAttrs{groups.numbers(node.as<ir::ReduceAttrs>().axes)};
     }

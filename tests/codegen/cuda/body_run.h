@@ -35,6 +35,9 @@ inline std::vector<std::byte> stored(const ir::Tensor& t) {
       std::memcpy(&bytes[i * 4], &x, 4);
     } else if (t.type.dtype == ir::DType::bf16) {
       std::memcpy(&bytes[i * 2], reinterpret_cast<const std::byte*>(&x) + 2, 2);
+    } else if (t.type.dtype == ir::DType::i32 || t.type.dtype == ir::DType::u32) {
+      const auto whole = static_cast<uint32_t>(static_cast<int64_t>(t.data[i]));
+      std::memcpy(&bytes[i * 4], &whole, 4);
     } else if (t.type.dtype == ir::DType::u8) {
       bytes[i] = static_cast<std::byte>(x);
     } else {

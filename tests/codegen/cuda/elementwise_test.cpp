@@ -287,6 +287,49 @@ TEST(Elementwise, AnImageAloneGivesTheSameBits) {
   EXPECT_TRUE(std::equal(one.data.begin(), one.data.end(), all.data.begin()));
 }
 
+/// An image of bytes with noise, which is a result as well, both scaled per image.
+Graph noisy(const Shape& image) {
+  return body_of(image, [](Builder& b, const Shape& shape) {
+    const Value index = b.input("2", {DType::i32, {shape[0]}}), step = b.input("3", {DType::i32, {}});
+    const Value scale = b.broadcast(b.input("4", {DType::f32, {shape[0]}}), shape, {0});
+    const Value noise =
+        b.random_normal(b.input("1", {DType::u32, {2}}), index, step, /*stream=*/5, {shape.begin() + 1, shape.end()});
+    const Value x = b.mul(b.cast(b.input("0", {DType::u8, shape}), DType::f32), scale);
+    add_output(b, b.cast(b.add(x, b.mul(noise, scale)), DType::bf16));
+    add_output(b, noise);
+  });
+}
+
+ir::TensorMap noisy_inputs(const Graph& body) {
+  ir::TensorMap inputs = random_inputs(body, false);
+  inputs.at("1").data = {4000000007.0, 12345};
+  inputs.at("3").data = {17};
+  std::vector<double>& index = inputs.at("2").data;
+  for (size_t i = 0; i < index.size(); ++i) index[i] = 3.0 * static_cast<double>(i) + 1;
+  return inputs;
+}
+
+TEST(Elementwise, DrawsAreOfTheirSampleWhateverTheRun) {
+  // Runs of eight in samples whose rows are shorter, of one in odd samples, rows that are whole runs.
+  for (const Shape& shape : {Shape{3, 8, 8, 3}, Shape{2, 5, 7, 3}, Shape{2, 4, 4, 24}, Shape{3, 40}, Shape{5, 7}}) {
+    SCOPED_TRACE(ir::to_string(shape));
+    const Graph body = noisy(shape);
+    const ir::TensorMap inputs = noisy_inputs(body);
+    for (const int64_t alignment : {256, 4})
+      cuda::expect_reference(body, inputs, run(body, inputs, {.alignment = alignment}, h100()).results, false);
+  }
+}
+
+TEST(Elementwise, NeighboursShareTheirWords) {
+  Recorder recorder;
+  emit_elementwise(place(noisy({32, 64, 64, 3}), {}, h100()).spec, recorder);
+  const std::string& source = recorder.drafts[0].source;
+  const std::string kernel = source.substr(source.rfind("__global__"));
+  const size_t loop = kernel.find("for (int l = 0; l < 8");
+  ASSERT_NE(loop, std::string::npos) << kernel;
+  EXPECT_LT(kernel.rfind("block_of("), loop) << kernel;
+}
+
 TEST(Elementwise, TheBatchIsNotInTheSource) {
   for (const Case& one : cases()) {
     SCOPED_TRACE(one.name);

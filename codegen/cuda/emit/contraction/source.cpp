@@ -321,7 +321,7 @@ PartialSums partial_sums(const KernelSpec& spec, const GemmProblem& p) {
   if (sums.runs >= kManyRuns) {
     constexpr int kEach = 4;
     sums.each = kEach;
-    sums.runs = ceil_div(sums.runs, int64_t{kEach} * sums.block_runs) * sums.block_runs;
+    sums.runs = ceil_div(sums.runs, int64_t{kEach} * sums.block_runs()) * sums.block_runs();
     sums.place = fmt::format(
         "constexpr int each = {}, block_runs = {}, step = block_runs * {};\n"
         "const index_t first = (run / block_runs * each * block_runs + run % block_runs) * {};\n"
@@ -331,7 +331,7 @@ PartialSums partial_sums(const KernelSpec& spec, const GemmProblem& p) {
         "const f32* const at = partials + first;\n"
         "const long long stride = size;\n"
         "const int count = static_cast<int>(splits);\n",
-        kEach, sums.block_runs, lanes, lanes);
+        kEach, sums.block_runs(), lanes, lanes);
     return sums;
   }
   sums.place = fmt::format(

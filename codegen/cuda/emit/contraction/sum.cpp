@@ -37,12 +37,12 @@ if (threadIdx.x >= $block_runs || !valid) return;
 $epilogue)",
         {{"lanes", text(sums.lanes)},
          {"parts", text(sums.parts)},
-         {"block_runs", text(sums.block_runs)},
+         {"block_runs", text(sums.block_runs())},
          {"epilogue", epilogue}});
   }
   return filled(R"(Run<f32, $lanes> sums[$each];
-gemm::sums_of_splits<$lanes, $each, $parts, $block_runs>(sums, at, step, stride, count, own);
-if (threadIdx.x >= $block_runs || own == 0) return;
+gemm::sums_of_splits<$lanes, $each, $threads>(sums, at, step, stride, count, own, static_cast<int>(parts));
+if (threadIdx.x >= runs || own == 0) return;
 #pragma unroll
 for (int e = 0; e < $each; ++e) {
   const Run<f32, $lanes> sum = sums[e];
@@ -52,8 +52,7 @@ $epilogue}
 )",
                 {{"lanes", text(sums.lanes)},
                  {"each", text(sums.each)},
-                 {"parts", text(sums.parts)},
-                 {"block_runs", text(sums.block_runs)},
+                 {"threads", text(PartialSums::kThreads)},
                  {"epilogue", indented(epilogue, 2)}});
 }
 
@@ -64,10 +63,13 @@ KernelDraft sum_kernel(const KernelSpec& spec, int input, const PartialSums& sum
   const EpilogueCode epilogue = epilogue_code(spec, body.find_input(text(input)), "sum[l]", sums.lanes,
                                               parameters.operands(), {}, "element", wanted_outputs(spec));
   for (const auto& [name, number] : sums.numbers) parameters.add(name, number);
+  if (sums.each > 1) parameters.add("parts", sums.parts);
   parameters.add_outers(body, epilogue.outers);
   std::vector<std::string_view> headers = {"vector.cuh", "ops.cuh", "random.cuh", "gemm_sum.cuh"};
   headers.insert(headers.end(), sums.headers.begin(), sums.headers.end());
 
+  const std::string runs =
+      sums.each > 1 ? fmt::format("{}u / static_cast<unsigned>(parts)", PartialSums::kThreads) : text(sums.block_runs());
   KernelDraft draft;
   draft.is_second_stage = true;
   // By what follows the sum: for several products it is the same kernel, whichever of them comes first at some batch.
@@ -78,7 +80,8 @@ KernelDraft sum_kernel(const KernelSpec& spec, int input, const PartialSums& sum
 using index_t = $index;
 $declarations
 extern "C" __global__ void __launch_bounds__($threads, 1) $kernel($parameters) {
-  const index_t run = static_cast<index_t>(blockIdx.x) * $block_runs + threadIdx.x % $block_runs;
+  const unsigned runs = $runs;
+  const index_t run = static_cast<index_t>(blockIdx.x) * runs + threadIdx.x % runs;
   const f32* const partials = $partials;
 $place  wait_for_previous_kernel();
   let_next_kernel_start();
@@ -86,16 +89,14 @@ $sum}
 )",
                                                  {{"index", index_type(sums.is_wide)},
                                                   {"declarations", sums.declarations},
-                                                  {"threads", text(sums.block_runs * sums.parts)},
+                                                  {"threads", text(PartialSums::kThreads)},
                                                   {"parameters", parameters.text()},
-                                                  {"block_runs", text(sums.block_runs)},
+                                                  {"runs", runs},
                                                   {"partials", "p" + text(input)},
                                                   {"place", indented(sums.place, 2)},
-                                                  {"lanes", text(sums.lanes)},
-                                                  {"parts", text(sums.parts)},
                                                   {"sum", indented(sum_text(sums, epilogue.text), 2)}});
-  draft.grid.x = ceil_div(sums.runs, sums.block_runs);
-  draft.threads = sums.block_runs * sums.parts;
+  draft.grid.x = ceil_div(sums.runs, sums.block_runs());
+  draft.threads = PartialSums::kThreads;
   draft.arguments = parameters.arguments();
   draft.bytes = parameters.bytes() + sums.bytes - body.type(body.find_input(text(input))).bytes();
   return draft;

@@ -28,9 +28,12 @@ struct PartialSums {
   std::vector<std::string_view> headers = {};
   std::string declarations = {};  ///< Before the kernel.
   bool is_wide = false;           ///< Offsets need 64 bits.
-  int parts = 8;                  ///< Threads that share a run's partial sums, each a range: the order of the sum.
-  int block_runs = 32;
+  int parts = 8;      ///< Threads that share a run's partial sums, each a range: the order of the sum. A power of two.
   int64_t bytes = 0;  ///< Of the partial sums.
+
+  /// Of a block, whatever the parts: sums that differ in those alone are one launch.
+  static constexpr int kThreads = 256;
+  int block_runs() const { return kThreads / parts; }
 };
 
 /// The longest run, at most four, that the sum of `value` can be computed in.

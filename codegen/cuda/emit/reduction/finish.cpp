@@ -48,12 +48,7 @@ int64_t power_of_two(int64_t at_least, int64_t low, int64_t high) {
 }
 
 constexpr int64_t kTermsPerThread = 4;
-
-/// Threads that share the terms of one of several results that lie together, of `columns` in a block.
-int64_t rows_of(int64_t terms, int64_t columns) {
-  return power_of_two(ceil_div(terms, kTermsPerThread), 64 / columns, 1024 / columns);
-}
-int64_t columns_of(int64_t terms) { return terms > 256 ? 8 : 32; }
+constexpr int64_t kThreads = 1024;  // Of a block, however many share a result: finishes of all extents are one launch.
 
 /// Where all that it does is to add an image's parts.
 PartSums part_sums(const std::vector<Dim>& dims, const std::vector<bool>& maxima, const std::vector<Argument>& from,
@@ -65,7 +60,10 @@ PartSums part_sums(const std::vector<Dim>& dims, const std::vector<bool>& maxima
 
 }  // namespace
 
-int64_t part_rows(int64_t terms) { return rows_of(terms, columns_of(terms)); }
+int64_t part_rows(int64_t terms) {
+  constexpr int64_t kMany = 256;
+  return power_of_two(ceil_div(terms, kTermsPerThread), 2, terms > kMany ? 128 : 32);
+}
 
 void emit_finish(Emission& emission, std::vector<Dim> dims, const std::vector<bool>& maxima,
                  const std::vector<Argument>& from, const std::vector<Argument>& to) {
@@ -76,11 +74,8 @@ void emit_finish(Emission& emission, std::vector<Dim> dims, const std::vector<bo
   const int64_t inner = dims.back().reduced ? 1 : dims.back().extent;
 
   // Results that lie together are read together; a long contiguous sum is read by neighbouring threads.
-  int64_t columns = 32, rows = 1;
-  if (!dims.back().reduced) {
-    columns = columns_of(terms);
-    rows = rows_of(terms, columns);
-  } else if (terms >= 32) {
+  int64_t rows = dims.back().reduced ? 1 : part_rows(terms), columns = kThreads / rows;
+  if (dims.back().reduced && terms >= 32) {
     columns = 1;
     rows = power_of_two(ceil_div(terms, kTermsPerThread), 32, 256);
   }
@@ -112,7 +107,7 @@ void emit_finish(Emission& emission, std::vector<Dim> dims, const std::vector<bo
                  filled(R"(
 using index_t = $index;
 
-extern "C" __global__ void __launch_bounds__(1024, 1) $kernel($parameters) {
+extern "C" __global__ void __launch_bounds__(1024, 2) $kernel($parameters) {
   wait_for_previous_kernel();
   let_next_kernel_start();
   __shared__ float shared[1024];
