@@ -15,10 +15,14 @@
 namespace difuse::codegen::cuda {
 namespace {
 
-/// The body with the contraction's value as one more input.
+/// The body with the contraction's value as one more input, without what only that is computed from.
 ir::Graph sum_body(const ir::Graph& body, ir::Value value, int input) {
-  return ir::rebuild(body, [&](ir::Graph& to, int id, const ir::Node& node, const std::vector<ir::Value>& operands) {
-    if (id == value.node) return std::vector{ir::Builder(to).input(std::to_string(input), node.types[0])};
+  const ir::Graph with_input =
+      ir::rebuild(body, [&](ir::Graph& to, int id, const ir::Node& node, const std::vector<ir::Value>& operands) {
+        if (id == value.node) return std::vector{ir::Builder(to).input(std::to_string(input), node.types[0])};
+        return ir::copy_node(to, node, operands);
+      });
+  return ir::rebuild(with_input, [](ir::Graph& to, int, const ir::Node& node, const std::vector<ir::Value>& operands) {
     return ir::copy_node(to, node, operands);
   });
 }
