@@ -144,5 +144,69 @@ TEST_P(WgradPrologueCase, CompilesWithoutSpills) {
 INSTANTIATE_TEST_SUITE_P(All, WgradPrologueCase, ::testing::ValuesIn(gradient_cases()),
                          [](const auto& one) { return one.param.name; });
 
+TEST(WgradPrologue, TheBatchIsNotInTheSource) {
+  for (const int64_t taps : {3, 1}) {
+    const auto sources = [&](int64_t batch) {
+      const Graph body = wgrad({batch, 16, 16, 128, 64, taps, taps / 2});
+      std::vector<std::string> made;
+      for (const KernelDraft& draft : gradient_kernels(place(body, {}, h100())).drafts) made.push_back(draft.source);
+      return made;
+    };
+    EXPECT_EQ(sources(3), sources(64));
+    EXPECT_EQ(sources(3).size(), 2u);
+  }
+}
+
+/// Of all gradients there is one kernel that adds partial sums, whatever is computed of their images.
+TEST(WgradPrologue, TheSecondKernelIsThatOfAStoredImage) {
+  const Shapes shapes{3, 16, 16, 128, 64};
+  const Graph body = wgrad(shapes), plain = wgrad(shapes, Before::nothing);
+  const Recorder computed = gradient_kernels(place(body, {}, h100()));
+  const Recorder stored = gradient_kernels(place(plain, {}, h100()));
+  EXPECT_EQ(computed.drafts.at(1).source, stored.drafts.at(1).source);
+  EXPECT_EQ(computed.drafts[0].grid.x, stored.drafts[0].grid.x);
+  EXPECT_EQ(computed.workspace_bytes, stored.workspace_bytes);
+}
+
+/// The longest ring and the shortest, blocks of one to three consumers.
+TEST(WgradPrologueTiles, NoneChangesABit) {
+  std::set<std::string> seen;
+  GradientCase device{"tiles", {}, Before::normalise, 0, 3};
+  for (const Shapes& shapes : {Shapes{5, 7, 7, 72, 136}, Shapes{9, 5, 7, 72, 136, 1, 0}, Shapes{1, 20, 20, 72, 40}}) {
+    const Graph body = wgrad(shapes);
+    const ir::DeviceSpec few = device.device();
+    Placed placed = place(body, {}, few);
+    const ir::TensorMap inputs = random_inputs(body, false);
+    const ir::Tensor first = run_drafts(placed, gradient_kernels(placed), inputs, "sm_90a", false).at("0");
+    const std::vector<WgradTile> tiles = candidates(*halo_wgrad(placed.spec), few);
+    for (size_t i = 0; i < tiles.size(); ++i) {
+      if (!seen.insert(to_string(tiles[i])).second) continue;
+      placed.spec.tiles = {i};
+      EXPECT_EQ(run_drafts(placed, gradient_kernels(placed), inputs, "sm_90a", false).at("0").data, first.data)
+          << to_string(tiles[i]);
+    }
+  }
+  EXPECT_GT(seen.size(), 8u);
+}
+
+/// Every tile, of one image and of two.
+TEST(SlowWgradPrologueTiles, AllCompileWithoutSpills) {
+  const auto nvrtc = NvrtcLibrary::load();
+  if (!nvrtc) GTEST_SKIP() << "no NVRTC";
+  for (const auto& [shapes, first] : {std::pair{Shapes{32, 8, 8, 256, 256}, 64},
+                                      {Shapes{32, 8, 8, 256, 768, 1, 0}, 0},
+                                      {Shapes{32, 64, 64, 192, 64}, 128},
+                                      {Shapes{32, 16, 16, 192, 576, 1, 0}, 0}}) {
+    const Graph body = wgrad(shapes, Before::normalise, first, true);
+    Placed placed = place(body, {}, h100());
+    const std::vector<WgradTile> tiles = candidates(*halo_wgrad(placed.spec), h100());
+    for (size_t i = 0; i < tiles.size(); ++i) {
+      placed.spec.tiles = {i};
+      EXPECT_NO_THROW(nvrtc->compile(source_of(gradient_kernels(placed).drafts.front(), "sm_90a")))
+          << to_string(tiles[i]);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace difuse::codegen::cuda
