@@ -19,7 +19,7 @@ struct Threads {
     return tile + pixel * pixel_bytes + ((threadIdx.x % 8u ^ pixel % 8u) << 4);
   }
 
-  /// In place, of the pixel at `at` and every 16th after it: those that `next(i)`, asked in their order, says are there.
+  /// In place, of the pixel at `at` and every 16th after it: those of which `next(i)`, asked in their order, is true.
   template <class Next, class Transformed>
   __device__ __forceinline__ static void transform(unsigned char* at, const Next& next,
                                                    const Transformed& transformed) {
