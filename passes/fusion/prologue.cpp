@@ -92,6 +92,8 @@ class PrologueGrower {
     std::vector<int> takers;  ///< Units that compute it on the way in.
     std::vector<int> others;  ///< Units that read it from memory.
     int host = -1;            ///< The loop that makes it for those.
+    int finish = -1;          ///< The group_finish that makes the image's statistics, where a taker makes them for all.
+    int finisher = -1;        ///< That taker.
     std::string refusal;      ///< Why it cannot be; empty where it can.
   };
 
@@ -104,6 +106,7 @@ class PrologueGrower {
 
     Plan plan = plan_for(image, readers);
     if (std::optional<Plan> late = plan_with_late_readers(image, plan)) plan = std::move(*late);
+    if (plan.refusal.empty()) find_finisher(image, plan);
     const std::string site = site_of(plan.nodes, image, readers.heroes);
     const int64_t batch = graph_.type(image).shape[0];
     const Gain gain = weigh(image, plan);
@@ -117,11 +120,15 @@ class PrologueGrower {
     if (plan.host >= 0) {
       line += fmt::format(", and for {} in the fusion of %{}", listed(plan.others), units_.unit(plan.host).lead);
     }
+    if (plan.finisher >= 0) line += fmt::format(", statistics in that of {}", listed({plan.finisher}));
     line += fmt::format(": {}{}; site {}", gain.text(), reason.empty() ? "" : ": " + reason, site);
     report_.lines.push_back(std::move(line));
     if (!reason.empty()) return;
     for (const int u : plan.takers) units_.recompute(u, plan.nodes);
     if (plan.host >= 0) units_.hand_over(image.node, plan.nodes, plan.host, plan.others);
+    if (plan.finisher >= 0) {
+      units_.hand_over(plan.finish, with(plan.nodes, plan.finish), plan.finisher, readers_of_finish(plan));
+    }
     units_.find_needed();
   }
 
@@ -165,6 +172,43 @@ class PrologueGrower {
     late.host = find_host(image, late.nodes, late.others);
     if (late.host < 0 || weigh(image, late).net() <= weigh(image, all).net()) return std::nullopt;
     return late;
+  }
+
+  /// Where not all takers can finish the statistics that they read, the first that can does, and stores them for
+  /// others.
+  void find_finisher(Value image, Plan& plan) const {
+    const int owner = units_.owner(image.node);
+    const auto finishes = [&](int id) { return graph_.node(id).op == ir::Op::group_finish; };
+    if (std::ranges::any_of(plan.nodes, finishes)) return;
+    std::vector<int> rest;  // that the owner makes for others
+    for (const int id : units_.body(owner)) {
+      const bool is_made = units_.owner(id) == owner && id != image.node && !finishes(id);
+      for (int r = 0; is_made && r < static_cast<int>(graph_.node(id).types.size()); ++r) {
+        if (units_.needed({id, r})) rest.push_back(id);
+      }
+    }
+    const std::vector<int> made = made_by(image, Extent::with_finish), kept = units_.closure(owner, rest);
+    if (std::ranges::count_if(made, finishes) != 1) return;
+    plan.finish = *std::ranges::find_if(made, finishes);
+    const std::vector<int> nodes = with(plan.nodes, plan.finish);
+    for (const int u : plan.takers) {
+      plan.finisher = u;
+      const bool is_first = !units_.needs_any(u, readers_of_finish(plan));
+      if (is_first && !std::ranges::binary_search(kept, plan.finish) && refusal(u, image, nodes).empty()) return;
+    }
+    plan.finish = plan.finisher = -1;
+  }
+  /// Units that will read what the finisher stores of the statistics.
+  std::vector<int> readers_of_finish(const Plan& plan) const {
+    std::set<int> found(plan.takers.begin(), plan.takers.end());
+    if (plan.host >= 0) found.insert(plan.host);
+    for (const int u : units_.reading(plan.finish)) found.insert(u);
+    found.erase(plan.finisher);
+    return {found.begin(), found.end()};
+  }
+  static std::vector<int> with(std::vector<int> nodes, int node) {
+    nodes.insert(std::ranges::lower_bound(nodes, node), node);
+    return nodes;
   }
 
   /// A loop over the image's shape that reads what the image is made of, all but what is small, and needs none of the
@@ -300,6 +344,7 @@ class PrologueGrower {
     for (const int u : plan.takers) adds(u), gain.price += price(u, plan.nodes);
     if (plan.host >= 0) adds(plan.host);
     if (plan.host >= 0 && !is_written_again(image)) gain.bytes -= graph_.type(image).bytes();
+    std::erase_if(after, [&](Value v) { return v.node == plan.finish; });
     std::vector<int> roots;
     for (const Value v : after) roots.push_back(v.node);
     if (!roots.empty()) gain.bytes -= bytes_moved(owner, units_.closure(owner, roots), after, rank);

@@ -146,6 +146,15 @@ void Units::absorb(int into, int unit) {
   find_needed();
 }
 
+std::vector<int> Units::reading(int node) const {
+  std::vector<int> found;
+  const auto is_result = [&](Value v) { return v.node == node; };
+  for (int u = 0; u < size(); ++u) {
+    if (!body(u).empty() && std::ranges::any_of(reads(u), is_result)) found.push_back(u);
+  }
+  return found;
+}
+
 bool Units::needs_any(int u, const std::vector<int>& others) const {
   const std::set<int> found = needs(u, -1);
   return std::ranges::any_of(others, [&](int other) { return found.contains(other); });

@@ -57,6 +57,8 @@ class Units {
   /// date, and are afterwards.
   void absorb(int into, int unit);
 
+  /// The units that read a result of the node, which is another's.
+  std::vector<int> reading(int node) const;
   /// Whether the unit needs what one of the others makes.
   bool needs_any(int u, const std::vector<int>& others) const;
   /// Lets unit `to` make the node in its own unit's place, of `nodes`, which it computes then. The units that still

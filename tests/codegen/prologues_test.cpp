@@ -16,7 +16,7 @@ using ir::Value;
 struct Convolution {
   int64_t channels = 64, stride = 1;
   DType dtype = DType::bf16;
-  bool is_wgrad = false, is_concatenated = false;
+  bool is_wgrad = false, is_concatenated = false, is_finished = false;
 };
 
 /// A normalised image, SiLU and rounding before a 3x3 convolution, or before its filter's gradient.
@@ -25,7 +25,9 @@ Graph body(const Convolution& c) {
   Builder b(graph);
   const ir::Shape shape = {2, 16, 16, c.channels};
   Value x = b.input("0", {c.dtype, {2, 16, 16, c.is_concatenated ? c.channels / 2 : c.channels}});
-  const Value mean = b.input("1", {DType::f32, {2, c.channels}}), shift = b.input("2", {DType::f32, {c.channels}});
+  Value mean = b.input("1", {DType::f32, c.is_finished ? ir::Shape{2, 2, c.channels} : ir::Shape{2, c.channels}});
+  if (c.is_finished) mean = b.group_finish({{mean, mean}}, {4, 1e-2, 16, 16}).mean;
+  const Value shift = b.input("2", {DType::f32, {c.channels}});
   if (c.is_concatenated) x = b.concat({x, b.input("4", b.type(x))}, 3);
   x = b.sub(b.cast(x, DType::f32), b.broadcast_image_channels(mean, shape));
   x = b.cast(b.silu(b.add(x, b.broadcast_channels(shift, shape))), c.dtype);
@@ -49,6 +51,18 @@ TEST(PrologueLimit, HoppersEnginesTransformWhatTheyCopy) {
   EXPECT_FALSE(takes(hopper, {.dtype = DType::f32}));
   EXPECT_FALSE(takes(*ir::find_device_spec("a100"), {}));
   EXPECT_EQ(prologue_limit(body({.stride = 2}), hopper), "no engine of sm_90a computes it");
+}
+
+TEST(PrologueLimit, HoppersFilterGradientsDoBesideFinishedStatistics) {
+  const ir::DeviceSpec& hopper = *ir::find_device_spec("h100");
+  EXPECT_TRUE(takes(hopper, {.is_wgrad = true})) << prologue_limit(body({.is_wgrad = true}), hopper);
+  EXPECT_TRUE(takes(hopper, {.channels = 128, .is_wgrad = true, .is_concatenated = true}));
+  EXPECT_FALSE(takes(hopper, {.channels = 64, .is_wgrad = true, .is_concatenated = true})) << "no whole chunk of 64";
+  EXPECT_FALSE(takes(hopper, {.channels = 60, .is_wgrad = true}));
+  EXPECT_FALSE(takes(hopper, {.dtype = DType::f32, .is_wgrad = true}));
+  EXPECT_FALSE(takes(*ir::find_device_spec("a100"), {.is_wgrad = true}));
+  EXPECT_TRUE(takes(hopper, {.is_finished = true}));
+  EXPECT_FALSE(takes(hopper, {.is_wgrad = true, .is_finished = true})) << "only convolutions finish statistics";
 }
 
 TEST(PrologueLimit, TheCpuComputesThemImageByImage) {

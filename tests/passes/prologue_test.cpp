@@ -250,6 +250,54 @@ TEST(Prologue, StatisticsOfALargeImageComeAlong) {
   }
 }
 
+const char* const kFinished = R"(
+    %0 = input {name = "x", dtype = bf16, shape = [2, 8, 8, 32]} : bf16[2, 8, 8, 32]
+    %1 = input {name = "mean", dtype = f32, shape = [2, 1, 32]} : f32[2, 1, 32]
+    %2 = input {name = "m2", dtype = f32, shape = [2, 1, 32]} : f32[2, 1, 32]
+    %3 = input {name = "w", dtype = bf16, shape = [8, 3, 3, 32]} : bf16[8, 3, 3, 32]
+    %4 = input {name = "dy", dtype = bf16, shape = [2, 8, 8, 8]} : bf16[2, 8, 8, 8]
+    %5 = group_finish %1, %2 {groups = 8, eps = 1e-05, height = 8, width = 8} : f32[2, 32], f32[2, 32]
+    %6 = cast %0 {dtype = f32} : f32[2, 8, 8, 32]
+    %7 = broadcast %5.0 {shape = [2, 8, 8, 32], dims = [0, 3]} : f32[2, 8, 8, 32]
+    %8 = sub %6, %7 : f32[2, 8, 8, 32]
+    %9 = broadcast %5.1 {shape = [2, 8, 8, 32], dims = [0, 3]} : f32[2, 8, 8, 32]
+    %10 = mul %8, %9 : f32[2, 8, 8, 32]
+    %11 = cast %10 {dtype = bf16} : bf16[2, 8, 8, 32]
+    %12 = conv_fprop %11, %3 {stride = 1, pad = 1} : f32[2, 8, 8, 8]
+    %13 = conv_wgrad %11, %4 {stride = 1, pad = 1, r = 3, s = 3} : f32[8, 3, 3, 32]
+    %14 = mul %5.1, %5.1 : f32[2, 32]
+)";
+
+// The convolution's kernel finishes the statistics, and stores them for the gradient's and for all who read them.
+TEST(PrologueGolden, OneOfTheReadersFinishesStatisticsForAll) {
+  FusionSettings able = settings(Prologues::always);
+  able.prologue_limits = [](const ir::Graph& body) -> std::string {
+    const auto has = [&](ir::Op op) {
+      for (int id = 0; id < body.size(); ++id) {
+        if (body.node(id).op == op) return true;
+      }
+      return false;
+    };
+    return has(ir::Op::conv_wgrad) && has(ir::Op::group_finish) ? "it finishes no statistics" : "";
+  };
+  const auto graph = [](const std::string& outputs) { return parse_body(kFinished + outputs); };
+  const ir::Graph all = graph("output \"y\" = %12\n output \"dw\" = %13\n output \"v\" = %14");
+  EXPECT_EQ(tests::kernel_count(expect_fused(all, "finished_prologue", able)), 3);
+  EXPECT_EQ(tests::kernel_count(fuse(all, settings(Prologues::never))), 4);
+  // Not where the convolution itself waits for somebody who reads them.
+  FusionReport report;
+  const ir::Graph late = graph(R"(
+    %15 = reduce_sum %14 {axes = [0]} : f32[32]
+    %16 = broadcast %15 {shape = [8, 3, 3, 32], dims = [3]} : f32[8, 3, 3, 32]
+    %17 = cast %16 {dtype = bf16} : bf16[8, 3, 3, 32]
+    %18 = conv_fprop %11, %17 {stride = 1, pad = 1} : f32[2, 8, 8, 8]
+    output "y" = %18
+    output "dw" = %13)");
+  fuse(late, able, &report);
+  EXPECT_NE(prologue_lines(report).find("computed %11"), std::string::npos) << prologue_lines(report);
+  EXPECT_EQ(prologue_lines(report).find("statistics in"), std::string::npos) << prologue_lines(report);
+}
+
 /// What was decided about the one image of a graph that may be computed on the way.
 struct Decided {
   bool computed;

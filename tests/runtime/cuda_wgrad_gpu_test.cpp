@@ -75,6 +75,75 @@ TEST(GpuWgrad, ThoseThatRunAtOnceMatchTheReference) {
   }
 }
 
+/// Filters' gradients whose images are normalised, of one image or of two, whose first has `first` channels.
+Graph normalised_gradients(const WgradShapes& s, int count, int64_t first) {
+  Graph graph(fmt::format("normalised_{}x{}_n{}h{}w{}c{}k{}", s.taps, s.taps, s.n, s.h, s.w, s.c, s.k));
+  Builder b(graph);
+  const ir::Shape shape = {s.n, s.h, s.w, s.c}, rows = {s.n, s.c};
+  const int64_t border = 2 * s.pad - s.taps + 1;
+  for (int i = 0; i < count; ++i) {
+    const auto input = [&](const char* name, DType dtype, const ir::Shape& of) {
+      return b.input(name + std::to_string(i), {dtype, of});
+    };
+    Value x = input("x", DType::bf16, {s.n, s.h, s.w, first > 0 ? first : s.c});
+    if (first > 0) x = b.concat({x, input("more", DType::bf16, {s.n, s.h, s.w, s.c - first})}, 3);
+    x = b.sub(b.cast(x, DType::f32), b.broadcast_image_channels(input("mean", DType::f32, rows), shape));
+    x = b.mul(x, b.broadcast_image_channels(input("rstd", DType::f32, rows), shape));
+    x = b.mul(x, b.broadcast_channels(input("gamma", DType::f32, {s.c}), shape));
+    x = b.silu(b.add(x, b.broadcast_channels(input("beta", DType::f32, {s.c}), shape)));
+    const Value dy = input("dy", DType::bf16, {s.n, s.h + border, s.w + border, s.k});
+    graph.set_output("dw" + std::to_string(i), b.conv_wgrad(b.cast(x, DType::bf16), dy, {1, s.pad, s.taps, s.taps}));
+  }
+  return graph;
+}
+
+// In shared memory a prologue computes what its own kernel does, the border stays zero, and products are added in the
+// same order.
+TEST(GpuWgrad, APrologueChangesNoBit) {
+  DIFUSE_NEED_GPU(gpu);
+  if (gpu.spec().architecture != 90) GTEST_SKIP() << "only Hopper's gradients have prologues";
+  struct Row {
+    WgradShapes shapes;
+    int count = 1;  ///< In one launch.
+    int64_t first = 0;
+  };
+  constexpr Row kRows[] = {
+      {{32, 64, 64, 64, 64, 3, 1}},   {{32, 32, 32, 128, 128, 3, 1}},  {{3, 64, 64, 192, 64, 3, 1}, 1, 128},
+      {{5, 16, 16, 192, 192, 3, 1}},  {{32, 8, 8, 256, 256, 3, 1}, 2}, {{33, 8, 8, 256, 256, 3, 1}},
+      {{13, 14, 14, 96, 64, 3, 1}},   {{5, 7, 7, 72, 200, 3, 1}},      {{9, 28, 28, 40, 64, 3, 1}},
+      {{7, 9, 5, 136, 64, 3, 1}},     {{3, 12, 20, 64, 128, 3, 0}},    {{3, 18, 22, 64, 120, 3, 2}},
+      {{3, 7, 9, 200, 64, 1, 0}},     {{33, 7, 7, 320, 64, 1, 0}},     {{32, 16, 16, 192, 576, 1, 0}, 3},
+      {{32, 16, 16, 192, 192, 1, 0}}, {{32, 8, 8, 256, 768, 1, 0}, 2}, {{2, 64, 64, 192, 64, 1, 0}, 1, 64},
+      {{32, 32, 32, 320, 128, 1, 0}}, {{33, 3, 3, 64, 64, 1, 0}},
+  };
+  std::vector<codegen::cuda::CudaPlan> plans;
+  std::vector<Graph> graphs;
+  for (const Row& row : kRows) {
+    graphs.push_back(normalised_gradients(row.shapes, row.count, row.first));
+    for (const passes::Prologues prologues : {passes::Prologues::never, passes::Prologues::always}) {
+      runtime::CompileSettings settings;
+      settings.precision = passes::Precision::bf16;
+      settings.prologues = prologues;
+      plans.push_back(runtime::plan_cuda(graphs.back(), {}, gpu.spec(), settings));
+    }
+  }
+  testing::compile_together(gpu, plans);
+  for (size_t i = 0; i < graphs.size(); ++i) {
+    EXPECT_GT(plans[2 * i].calls.size(), plans[2 * i + 1].calls.size()) << graphs[i].name();
+    std::vector<std::vector<std::byte>> results[2];
+    for (const size_t computed : {0, 1}) {
+      const auto executor = testing::execute(gpu, std::move(plans[2 * i + computed]));
+      testing::write_random_inputs(*executor, graphs[i]);
+      for (int step = 0; step < 3; ++step) executor->run();
+      for (const ir::NamedValue& output : graphs[i].outputs()) {
+        auto& result = results[computed].emplace_back(static_cast<size_t>(graphs[i].type(output.value).bytes()));
+        executor->read_output(output.name, result);
+      }
+    }
+    EXPECT_EQ(results[0], results[1]) << graphs[i].name();
+  }
+}
+
 TEST(GpuWgrad, EveryRunGivesTheSameBits) {
   DIFUSE_NEED_GPU(gpu);
   for (const passes::Precision precision : {passes::Precision::tf32, passes::Precision::bf16}) {

@@ -1,10 +1,12 @@
 // What convolutions compute of the image that they read has the bits of what is stored for them, in the kernels of both
 // backends.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
 #include "ir/builder.h"
+#include "ir/strips.h"
 #include "runtime/compile.h"
 #include "tests/support/backend/cpu_run.h"
 #include "tests/support/backend/emulated_executor.h"
@@ -47,6 +49,31 @@ Graph block() {
   return graph;
 }
 
+/// A normalised image, its convolution, and the gradient of the filter, for which it would be stored. `is_finished`:
+/// the image's statistics are there; otherwise those of its strips.
+Graph filter_gradient(int64_t taps, int64_t side, bool is_finished) {
+  Graph graph("filter_gradient");
+  Builder b(graph);
+  const Value x = b.input("x", {DType::bf16, {3, side, side, 72}}),
+              dy = b.input("dy", {DType::bf16, {3, side, side, 64}});
+  const ir::Shape shape = b.shape(x), rows = {3, 72};
+  const ir::Shape parts = {3, ir::Strips{side, side}.count(), 72};
+  Value mean = b.input("mean", {DType::f32, is_finished ? rows : parts});
+  Value rstd = b.input("spread", b.type(mean));
+  if (!is_finished) {
+    const auto statistics = b.group_finish({{mean, rstd}}, {4, 0.5, side, side});
+    mean = statistics.mean, rstd = statistics.rstd;
+    graph.set_output("rstd", rstd);  // Others read it, too.
+  }
+  Value z = b.sub(b.cast(x, DType::f32), b.broadcast_image_channels(mean, shape));
+  z = b.mul(z, b.broadcast_image_channels(rstd, shape));
+  const Value image = b.cast(b.silu(z), DType::bf16);
+  const Value filter = b.input("w", {DType::bf16, {64, taps, taps, 72}});
+  graph.set_output("y", b.cast(b.conv_fprop(image, filter, 1, taps / 2), DType::bf16));
+  graph.set_output("dw", b.conv_wgrad(image, dy, {1, taps / 2, taps, taps}));
+  return graph;
+}
+
 class PrologueRun : public ::testing::Test {
  protected:
   runtime::CompileSettings settings(Prologues prologues) {
@@ -85,6 +112,32 @@ TEST_F(PrologueRun, KeepsEveryBitInTheEmulator) {
   EXPECT_EQ(computed(), 0);
   testing::expect_same(run(Prologues::always), stored, "the emulator");
   EXPECT_EQ(computed(), 3);
+}
+
+/// The image is in no memory then: a launch less.
+TEST_F(PrologueRun, FiltersGradientsKeepEveryBitInTheEmulator) {
+  const ir::DeviceSpec& device = *ir::find_device_spec("h100");
+  struct Row {
+    int64_t taps, side;
+    bool is_finished;
+  };
+  for (const auto& [taps, side, is_finished] : {Row{3, 9, true}, {1, 9, true}, {3, 8, false}, {1, 8, false}}) {
+    const Graph graph = filter_gradient(taps, side, is_finished);
+    const ir::TensorMap inputs = tests::random_values(graph, ir::Op::input, 1);
+    size_t launches[2] = {};
+    const auto run = [&](Prologues prologues, size_t& count) {
+      const auto plan = runtime::plan_cuda(graph, {}, device, settings(prologues));
+      count = plan.calls.size();
+      testing::EmulatedExecutor executor(plan);
+      return testing::run(executor, inputs, {});
+    };
+    const testing::CpuRun stored = run(Prologues::never, launches[0]);
+    testing::expect_same(run(Prologues::always, launches[1]), stored, fmt::format("{0}x{0}", taps));
+    EXPECT_EQ(launches[0], launches[1] + 1);
+    size_t by_default = 0;
+    run(Prologues::automatic, by_default);
+    EXPECT_EQ(by_default, launches[0]) << "nobody has decided";
+  }
 }
 
 /// So a tuner may decide as it likes, at one batch otherwise than at another.

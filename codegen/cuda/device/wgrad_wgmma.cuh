@@ -26,6 +26,9 @@
 // are input channels, columns output channels, and a consumer has one column of taps. x comes from registers: threads
 // read from the halo what a product of 8 pixels, one row of the tile, takes of them, and use it for all three taps. dy
 // does come from shared memory, where three warps, the turners, have written it anew with its pixels along the rows.
+//
+// What is computed of x before it is multiplied, the prologue, a further role does in shared memory
+// (wgrad_prologue.cuh): a transformer, a warpgroup, one of whose threads is the producer.
 #pragma once
 #include "codegen/cuda/device/ptx_sm90.cuh"
 #include "codegen/cuda/device/ring.cuh"
@@ -33,14 +36,19 @@
 
 namespace wgrad {
 
-/// `Element`: bf16 or f32, of x and dy.
-template <int height_, int width_, int inputs_, int outputs_, int filter_, int pad_, class Element_ = bf16>
+/// `Element`: bf16 or f32, of x and dy. `first_inputs`: where x are two images, one behind the other in each pixel, the
+/// channels of the first, a multiple of 64. `has_prologue`: something is computed of x.
+template <int height_, int width_, int inputs_, int outputs_, int filter_, int pad_, class Element_ = bf16,
+          int first_inputs_ = inputs_, bool has_prologue_ = false>
 struct Problem {
   using Element = Element_;
   static constexpr bool is_float = sizeof(Element) == 4;
   static constexpr int parts = is_float ? 2 : 1;  ///< Of 64 channels, each 128 bytes of a pixel.
   static constexpr int height = height_, width = width_, inputs = inputs_, outputs = outputs_, filter = filter_;
-  static constexpr int pad = pad_;
+  static constexpr int pad = pad_, first_inputs = first_inputs_;
+  static constexpr bool has_prologue = has_prologue_;
+  static_assert(first_inputs == inputs || first_inputs % 64 == 0);
+  static_assert(!is_float || (first_inputs == inputs && !has_prologue));
 };
 
 /// `row_chunks`, `column_chunks`: 64s of output and of input channels in a block of the result; `tap_rows`: rows of the
@@ -62,7 +70,10 @@ struct Layout {
   static constexpr int consumers = Tile::row_chunks * Tile::tap_rows, warpgroup = 128;
   /// Warps that write dy anew; the one before them is the producer.
   static constexpr int turners = Problem::is_float ? 3 : 0;
-  static constexpr int threads = consumers * warpgroup + 32 * (1 + turners);
+  /// Warps that transform x, the producer's among them.
+  static constexpr int transformers = Problem::has_prologue ? 4 : 0;
+  static constexpr int makers = turners + transformers;  ///< Of what consumers wait for besides the copies.
+  static constexpr int threads = consumers * warpgroup + (Problem::has_prologue ? warpgroup : 32 * (1 + turners));
   static constexpr int pixels = 8 * Tile::rows * Tile::images;
   static constexpr int tiles_x = (Problem::width + 7) / 8, tiles_y = (Problem::height + Tile::rows - 1) / Tile::rows;
 
@@ -89,7 +100,7 @@ struct Layout {
   static constexpr int turned_bytes = Problem::is_float ? (pixels + 31) / 32 * turned_block : 0;
   static constexpr int slot_bytes = turned_at + turned_bytes;
   static constexpr int barriers_at = Tile::slots * slot_bytes;
-  static constexpr int bytes = barriers_at + (Problem::is_float ? 3 : 2) * Tile::slots * 8;
+  static constexpr int bytes = barriers_at + (makers > 0 ? 3 : 2) * Tile::slots * 8;
 
   // Partial sums of a block, as the consumers' threads hold them: run i of thread t, four sums, is run i * owners + t.
   static constexpr int owners = consumers * warpgroup, thread_runs = sums / 4, block_runs = owners * thread_runs;
@@ -232,8 +243,8 @@ struct Shared {
     return reinterpret_cast<Barrier*>(start + L::barriers_at) + slot;
   }
   __device__ __forceinline__ Barrier* empty(int slot) const { return full(L::Tile::slots + slot); }
-  // Where dy is turned: for the consumers, when it is, and where it lies.
-  __device__ __forceinline__ Barrier* turned(int slot) const { return full(2 * L::Tile::slots + slot); }
+  // Where dy is turned, or x transformed: for the consumers, when it is. And where turned dy lies.
+  __device__ __forceinline__ Barrier* ready(int slot) const { return full(2 * L::Tile::slots + slot); }
   __device__ __forceinline__ unsigned char* turned_dy(int slot) const { return x(slot) + L::turned_at; }
 
   /// By all threads, once.
@@ -242,7 +253,7 @@ struct Shared {
       for (int i = 0; i < L::Tile::slots; ++i) {
         barrier_init(full(i), 1);
         barrier_init(empty(i), 4 * L::consumers);
-        if constexpr (L::Problem::is_float) barrier_init(turned(i), L::turners);
+        if constexpr (L::makers > 0) barrier_init(ready(i), L::makers);
       }
       barrier_init_done();
     }
@@ -299,7 +310,7 @@ class Turner {
     }
     fence_shared_for_engines();
     __syncwarp();
-    if (lane == 0) barrier_arrive(shared_.turned(place_.slot));
+    if (lane == 0) barrier_arrive(shared_.ready(place_.slot));
     place_.advance();
   }
 
@@ -308,14 +319,14 @@ class Turner {
   RingPlace<L::Tile::slots> place_;
 };
 
-/// By all threads where dy is turned: 512 of them begin with 128 registers.
+/// By all threads where a warpgroup is beside three consumers: these 512 begin with 128 registers.
 template <class L, bool consumes>
 __device__ __forceinline__ void share_registers() {
-  if constexpr (!L::Problem::is_float) return;
+  if constexpr (L::threads != 4 * L::warpgroup) return;
   if constexpr (consumes) {
-    take_registers<152>();
+    take_registers<L::Problem::is_float ? 152 : 144>();
   } else {
-    give_registers<56>();
+    give_registers<L::Problem::is_float ? 56 : 80>();
   }
 }
 
@@ -324,7 +335,11 @@ template <class L>
 class Producer {
  public:
   __device__ __forceinline__ Producer(unsigned char* start, const TensorMap& x, const TensorMap& dy)
-      : shared_{start}, x_(x), dy_(dy) {}
+      : Producer(start, x, dy, x) {}
+  /// `second`: of the other image, where x are two.
+  __device__ __forceinline__ Producer(unsigned char* start, const TensorMap& x, const TensorMap& dy,
+                                      const TensorMap& second)
+      : shared_{start}, x_(x), dy_(dy), second_(second) {}
 
   /// By one thread.
   __device__ __forceinline__ void load(const Units& units) {
@@ -347,7 +362,7 @@ class Producer {
       }
 #pragma unroll
       for (int i = 0; i < L::Tile::column_chunks; ++i) {
-        tensor_load(x + i * L::halo_bytes, x_, full, origin.input + i * 64, at, 0, 0);
+        load_x(x + i * L::halo_bytes, full, origin.input + i * 64, at, 0, 0);
       }
     } else {
       const int line = quotient<L::tiles_x>(tile), image = quotient<L::tiles_y>(line) * L::Tile::images;
@@ -358,15 +373,20 @@ class Producer {
       }
 #pragma unroll
       for (int i = 0; i < L::Problem::parts; ++i) {
-        tensor_load(x + i * L::halo_stride, x_, full, origin.input + i * (64 / L::Problem::parts),
-                    at_x - L::Problem::pad, at_y - L::Problem::pad + origin.tap_row, image);
+        load_x(x + i * L::halo_stride, full, origin.input + i * (64 / L::Problem::parts), at_x - L::Problem::pad,
+               at_y - L::Problem::pad + origin.tap_row, image);
       }
     }
     place_.advance();
   }
+  __device__ __forceinline__ void load_x(void* to, Barrier* full, int channel, int at_x, int at_y, int image) const {
+    const bool is_first = L::Problem::first_inputs == L::Problem::inputs || channel < L::Problem::first_inputs;
+    tensor_load(to, is_first ? x_ : second_, full, channel - (is_first ? 0 : L::Problem::first_inputs), at_x, at_y,
+                image);
+  }
 
   const Shared<L> shared_;
-  const TensorMap &x_, &dy_;
+  const TensorMap &x_, &dy_, &second_;
   RingPlace<L::Tile::slots> place_;
 };
 
@@ -525,7 +545,7 @@ class Consumer {
     unsigned x[2][kGroup][4] = {};
     const unsigned long long dy = matrix_descriptor(shared_.turned_dy(place_.slot), 1024);
     barrier_wait(shared_.full(place_.slot), place_.parity);
-    barrier_wait(shared_.turned(place_.slot), place_.parity);
+    barrier_wait(shared_.ready(place_.slot), place_.parity);
     const unsigned part =
         shared_address(shared_.x(place_.slot)) + static_cast<unsigned>(warp() / 2 * L::halo_stride);
     multiply_registers(sums_);
@@ -539,7 +559,8 @@ class Consumer {
   }
 
   __device__ __forceinline__ void multiply_unit() {
-    barrier_wait(shared_.full(place_.slot), place_.parity);
+    // Whoever transformed x has waited for the copies.
+    barrier_wait(L::Problem::has_prologue ? shared_.ready(place_.slot) : shared_.full(place_.slot), place_.parity);
     const unsigned char* rows = shared_.dy(place_.slot) + L::row_chunk(number_) * L::chunk_bytes;
     const unsigned char* columns = shared_.x(place_.slot) + L::tap_row(number_) * L::halo_pitch;
     const unsigned long long a = matrix_descriptor(rows, 8 * L::pixel_bytes);

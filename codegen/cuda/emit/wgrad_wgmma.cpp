@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <numeric>
 
+#include "codegen/cuda/emit/contraction/problem.h"
 #include "codegen/cuda/emit/contraction/sum.h"
 #include "codegen/cuda/emit/epilogue.h"
+#include "codegen/cuda/emit/prologue.h"
 #include "codegen/cuda/emit/wgrad_wgmma/problem.h"
 #include "codegen/cuda/emit/wgrad_wgmma/tiles.h"
 #include "codegen/cuda/kernel_spec.h"
@@ -23,10 +25,10 @@ namespace {
 
 std::string layout_type(const HaloWgrad& w, const WgradTile& tile) {
   return fmt::format(
-      "wgrad::Layout<wgrad::Problem<{}, {}, {}, {}, {}, {}, {}>, wgrad::Tile<{}, {}, {}, {}, {}, {}, {}, {}>>",
+      "wgrad::Layout<wgrad::Problem<{}, {}, {}, {}, {}, {}, {}{}>, wgrad::Tile<{}, {}, {}, {}, {}, {}, {}, {}>>",
       w.is_line() ? 1 : w.height, w.is_line() ? 1 : w.width, w.inputs, w.outputs, w.taps, w.pad,
-      w.is_float() ? "f32" : "bf16", w.rows, w.images, tile.slots, tile.row_chunks, tile.column_chunks, tile.tap_rows,
-      tile.blocks, w.cluster);
+      w.is_float() ? "f32" : "bf16", w.has_prologue() ? fmt::format(", {}, true", w.first_inputs) : "", w.rows,
+      w.images, tile.slots, tile.row_chunks, tile.column_chunks, tile.tap_rows, tile.blocks, w.cluster);
 }
 
 /// Images of one tensor, and the boxes of 128 bytes of its channels that a tile takes: so many pixels wider and higher.
@@ -48,8 +50,12 @@ TensorMapSpec image_map(const HaloWgrad& w, const Argument& start, int64_t heigh
 Parameters::Maps tensor_maps(const KernelSpec& spec, const HaloWgrad& w, const WgradTile& tile) {
   const auto operand = [&](int input) { return spec.operands[static_cast<size_t>(input)]; };
   Parameters::Maps maps;
-  maps.operands[static_cast<size_t>(w.image)] =
-      image_map(w, operand(w.image), w.image_h, w.image_w, w.inputs, w.taps - 1, tile.tap_rows - 1);
+  for (size_t i = 0; i < w.image.inputs.size(); ++i) {
+    const int input = w.image.inputs[i];
+    maps.operands[static_cast<size_t>(input)] =
+        image_map(w, operand(input), w.image_h, w.image_w, i == 0 ? w.first_inputs : w.inputs - w.first_inputs,
+                  w.taps - 1, tile.tap_rows - 1);
+  }
   maps.operands[static_cast<size_t>(w.gradient)] =
       image_map(w, operand(w.gradient), w.height, w.width, w.outputs, 0, 0);
   return maps;
@@ -69,12 +75,40 @@ $epilogue}
   return code;
 }
 
+/// What the threads that are no consumers do: statements before the first block of the result, and for each.
+struct OtherRoles {
+  std::string before, work;
+};
+
+/// `maps`: the tensor maps, as Producer takes them.
+OtherRoles other_roles(const KernelSpec& spec, const HaloWgrad& w, const std::string& maps,
+                       const std::vector<std::string>& operands) {
+  const std::string give = "wgrad::share_registers<Layout, false>();\n";
+  if (w.has_prologue()) {
+    const ir::Value value = only_contraction(spec.body), x = spec.body.node(value).operands[0];
+    const ir::Value image = image_operand(spec.body, value, x)->value;
+    return {give + prologue_code(spec, x, image, operands) +
+                fmt::format("wgrad::Transformer<Layout, {}> transformer(shared, {});\n", w.image_h * w.image_w, maps),
+            "transformer.transform(units.own_part<kCluster>(), static_cast<int>(images), channels_at, transformed);\n"};
+  }
+  OtherRoles roles{fmt::format("wgrad::Producer<Layout> producer(shared, {});\n", maps),
+                   "if (threadIdx.x == Layout::owners) producer.load(units.own_part<kCluster>());\n"};
+  if (w.is_float()) {
+    roles.before = give + roles.before +
+                   "const int warp = (static_cast<int>(threadIdx.x) - Layout::owners) / 32;\n"
+                   "wgrad::Turner<Layout> turner(shared, warp - 1);\n";
+    roles.work = "if (warp > 0) turner.turn(units.own_part<kCluster>().count);\n" + roles.work;
+  }
+  return roles;
+}
+
 /// `spec`: where the sums are never whole, product_spec's; otherwise that of all results.
 KernelDraft product_kernel(const KernelSpec& spec, const HaloWgrad& w, const WgradTile& tile,
                            const Argument& partials) {
   Parameters parameters(spec.body, spec, tensor_maps(spec, w, tile));
   parameters.add("tiles", w.tiles());
   parameters.add("groups", group_count(w, tile, spec.device));
+  if (w.has_prologue()) parameters.add("images", w.batch);
   std::string store = "consumer.store($partials + static_cast<long long>(group + block) * Layout::block_sums);\n";
   if (w.is_whole) {
     const EpilogueCode whole = whole_store(spec, w, parameters.operands());
@@ -85,14 +119,22 @@ KernelDraft product_kernel(const KernelSpec& spec, const HaloWgrad& w, const Wgr
   }
   store = filled(store, {{"partials", w.is_whole ? "partials" : Parameters::result(0)}});
 
-  const std::string turner = R"(    const int warp = (static_cast<int>(threadIdx.x) - Layout::owners) / 32;
-    wgrad::Turner<Layout> turner(shared, warp - 1);
-)";
-  const std::string turn = "      if (warp > 0) turner.turn(units.own_part<kCluster>().count);\n";
+  std::string maps, prefetches;
+  const auto add_map = [&](int input) {
+    const std::string& map = parameters.operands()[static_cast<size_t>(input)];
+    maps += fmt::format("{}{}", maps.empty() ? "" : ", ", map);
+    prefetches += fmt::format("tensor_map_prefetch({});\n", map);
+  };
+  add_map(w.image.inputs[0]);
+  add_map(w.gradient);
+  if (w.image.inputs.size() > 1) add_map(w.image.inputs[1]);
+  const OtherRoles roles = other_roles(spec, w, maps, parameters.operands());
   KernelDraft draft;
   draft.name = spec.name;
-  draft.source = device_source({"vector.cuh", "ops.cuh", "random.cuh", "wgrad_wgmma.cuh"}) +
-                 filled(R"(
+  draft.source =
+      device_source(
+          {"vector.cuh", "ops.cuh", "random.cuh", w.has_prologue() ? "wgrad_prologue.cuh" : "wgrad_wgmma.cuh"}) +
+      filled(R"(
 using index_t = int;
 using Layout = $layout;
 
@@ -100,18 +142,14 @@ extern "C" __global__ void __launch_bounds__(Layout::threads, Layout::Tile::bloc
   extern __shared__ __align__(1024) unsigned char shared[];
   constexpr int kCluster = Layout::Tile::cluster;
   if (threadIdx.x == Layout::owners) {
-    tensor_map_prefetch($image);
-    tensor_map_prefetch($gradient);
-  }
+$prefetches  }
   wgrad::Shared<Layout>{shared}.init();
   wait_for_previous_kernel();
   let_next_kernel_start();
   const int group = static_cast<int>(blockIdx.x) / kCluster;
   if (threadIdx.x >= Layout::owners) {
-$give    wgrad::Producer<Layout> producer(shared, $image, $gradient);
-$turner    wgrad::for_each_block(group, groups, Layout::blocks, static_cast<int>(tiles), [&](const wgrad::Units& units) {
-$turn      if (threadIdx.x == Layout::owners) producer.load(units.own_part<kCluster>());
-      if constexpr (kCluster > 1) wgrad::wait_for_exchange<Layout>();
+$before    wgrad::for_each_block(group, groups, Layout::blocks, static_cast<int>(tiles), [&](const wgrad::Units& units) {
+$work      if constexpr (kCluster > 1) wgrad::wait_for_exchange<Layout>();
     });
   } else {
 $take    wgrad::Consumer<Layout> consumer(shared);
@@ -123,16 +161,14 @@ $store    });
   }
 }
 )",
-                        {{"layout", layout_type(w, tile)},
-                         {"parameters", parameters.text()},
-                         {"image", "p" + text(w.image)},
-                         {"gradient", "p" + text(w.gradient)},
-                         {"give", w.is_float() ? "    wgrad::share_registers<Layout, false>();\n" : ""},
-                         {"take", w.is_float() ? "    wgrad::share_registers<Layout, true>();\n" : ""},
-                         {"turner", w.is_float() ? turner : std::string()},
-                         {"turn", w.is_float() ? turn : std::string()},
-                         {"cluster", w.cluster > 1 ? fmt::format("__cluster_dims__({}, 1, 1) ", w.cluster) : ""},
-                         {"store", indented(store, 6)}});
+             {{"layout", layout_type(w, tile)},
+              {"parameters", parameters.text()},
+              {"prefetches", indented(prefetches, 4)},
+              {"before", indented(roles.before, 4)},
+              {"work", indented(roles.work, 6)},
+              {"take", w.is_float() || w.has_prologue() ? "    wgrad::share_registers<Layout, true>();\n" : ""},
+              {"cluster", w.cluster > 1 ? fmt::format("__cluster_dims__({}, 1, 1) ", w.cluster) : ""},
+              {"store", indented(store, 6)}});
   draft.grid.x = group_count(w, tile, spec.device) * w.cluster;
   draft.threads = threads(w, tile);
   draft.shared_bytes = shared_bytes(w, tile);

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <map>
 
 #include "codegen/cuda/emit/epilogue.h"
 #include "codegen/cuda/source/device_source.h"
@@ -15,11 +16,26 @@
 namespace difuse::codegen::cuda {
 namespace {
 
-/// The body with the contraction's value as one more input.
+/// The body with the contraction's value as one more input, and without what only that is computed from.
 ir::Graph sum_body(const ir::Graph& body, ir::Value value, int input) {
-  return ir::rebuild(body, [&](ir::Graph& to, int id, const ir::Node& node, const std::vector<ir::Value>& operands) {
-    if (id == value.node) return std::vector{ir::Builder(to).input(std::to_string(input), node.types[0])};
-    return ir::copy_node(to, node, operands);
+  const ir::Graph with_input =
+      ir::rebuild(body, [&](ir::Graph& to, int id, const ir::Node& node, const std::vector<ir::Value>& operands) {
+        if (id == value.node) return std::vector{ir::Builder(to).input(std::to_string(input), node.types[0])};
+        return ir::copy_node(to, node, operands);
+      });
+  std::vector<ir::Value> results;
+  for (const ir::NamedValue& n : with_input.outputs()) results.push_back(n.value);
+  return part_of(with_input, results);
+}
+
+/// The body with its inputs numbered anew, in order: what was read by the contraction alone is not among them, so that
+/// the sums of contractions with any number of operands are one kernel.
+ir::Graph renumbered(const ir::Graph& body, std::map<int, int>& numbers) {
+  for (const int id : body.leaves(ir::Op::input)) numbers[input_number(body.node(id))] = 0;
+  for (int next = 0; auto& [from, to] : numbers) to = next++;
+  return ir::rebuild(body, [&](ir::Graph& to, int, const ir::Node& node, const std::vector<ir::Value>& operands) {
+    if (node.op != ir::Op::input) return ir::copy_node(to, node, operands);
+    return std::vector{ir::Builder(to).input(std::to_string(numbers.at(input_number(node))), node.types[0])};
   });
 }
 
@@ -112,13 +128,15 @@ KernelSpec product_spec(const KernelSpec& spec, const ir::Graph& product, const 
 
 void emit_sum(const KernelSpec& spec, ir::Value value, const Argument& partials, const PartialSums& sums,
               Emission& emission) {
-  const int input = static_cast<int>(spec.operands.size());
-  const ir::Graph body = sum_body(spec.body, value, input);
-  KernelSpec sum{body, spec.operands, spec.alignment, spec.results, spec.result_alignment, spec.name, 0, spec.device,
-                 {}};
-  sum.operands.push_back(partials);
-  sum.alignment.push_back(256);
-  emission.launch(sum_kernel(sum, input, sums));
+  const auto last = static_cast<int>(spec.operands.size());
+  std::map<int, int> numbers;
+  const ir::Graph body = renumbered(sum_body(spec.body, value, last), numbers);
+  KernelSpec sum{body, {}, {}, spec.results, spec.result_alignment, spec.name, 0, spec.device, {}};
+  for (const auto& [from, to] : numbers) {
+    sum.operands.push_back(from == last ? partials : spec.operands[static_cast<size_t>(from)]);
+    sum.alignment.push_back(from == last ? 256 : spec.alignment[static_cast<size_t>(from)]);
+  }
+  emission.launch(sum_kernel(sum, numbers.at(last), sums));
 }
 
 }  // namespace difuse::codegen::cuda

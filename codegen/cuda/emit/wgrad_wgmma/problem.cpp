@@ -50,7 +50,18 @@ void cut(HaloWgrad& w) {
 /// Whether the tensor cores multiply such operands as they are: in f32 those that were rounded.
 bool takes_elements(const KernelSpec& spec, const HaloWgrad& w) {
   if (w.dtype == DType::bf16) return true;
-  return w.dtype == DType::f32 && w.taps == 3 && spec.reads_tf32(w.image) && spec.reads_tf32(w.gradient);
+  return w.dtype == DType::f32 && w.taps == 3 && !w.has_prologue() && spec.reads_tf32(w.image.inputs[0]) &&
+         spec.reads_tf32(w.gradient);
+}
+
+bool is_input(const ir::Graph& body, ir::Value v) { return body.node(v).op == Op::input; }
+
+/// What x is: an input, which others may read as well, or what a prologue makes of one or two.
+std::optional<ImageOperand> image_of(const ir::Graph& body, ir::Value gradient) {
+  const ir::Value x = body.node(gradient).operands[0];
+  if (is_input(body, x)) return ImageOperand{x, {input_number(body.node(x))}};
+  const auto found = image_operand(body, gradient, x);
+  return found && found->has_prologue ? found : std::nullopt;
 }
 
 }  // namespace
@@ -65,17 +76,18 @@ int64_t HaloWgrad::splits() const { return ceil_div(tiles() * pixels(), kWholePi
 std::optional<HaloWgrad> halo_wgrad(const KernelSpec& spec) {
   const ir::Graph& body = spec.body;
   HaloWgrad w;
-  w.value = find_contraction(body);
+  w.value = only_contraction(body);
   if (spec.device.architecture != 90 || !w.value.valid() || body.node(w.value).op != Op::conv_wgrad) return {};
   const ir::Node& node = body.node(w.value);
   const auto& attrs = node.as<ir::ConvWgradAttrs>();
   const ir::Type &image = body.type(node.operands[0]), &gradient = body.type(node.operands[1]);
   w.dtype = image.dtype;
   if (gradient.dtype != w.dtype) return {};
-  const auto is_input = [&](ir::Value v) { return body.node(v).op == Op::input; };
-  if (!std::ranges::all_of(node.operands, is_input)) return {};
+  const auto x = image_of(body, w.value);
+  if (!x || !is_input(body, node.operands[1])) return {};
   if (attrs.stride != 1 || attrs.r != attrs.s || !is_epilogue(body, w.value)) return {};
-  w.image = input_number(body.node(node.operands[0])), w.gradient = input_number(body.node(node.operands[1]));
+  w.image = *x, w.gradient = input_number(body.node(node.operands[1]));
+  w.first_inputs = body.type(body.find_input(std::to_string(w.image.inputs[0]))).shape[3];
   w.batch = image.shape[0], w.image_h = image.shape[1], w.image_w = image.shape[2], w.inputs = image.shape[3];
   w.height = gradient.shape[1], w.width = gradient.shape[2], w.outputs = gradient.shape[3];
   w.taps = attrs.r, w.pad = attrs.pad, w.members = spec.members;
@@ -83,7 +95,7 @@ std::optional<HaloWgrad> halo_wgrad(const KernelSpec& spec) {
   const auto aligned = [&](int input) { return spec.alignment[static_cast<size_t>(input)] >= kEngineAlignment; };
   const int64_t pixels = w.batch * std::max(w.image_h * w.image_w, w.height * w.width);
   if (!takes_halo(w.taps, w.pad, w.inputs, w.outputs, pixels, ir::size_of(w.dtype))) return {};
-  if (!aligned(w.image) || !aligned(w.gradient) || sum_lanes(spec, w.value) != 4) return {};
+  if (!std::ranges::all_of(w.image.inputs, aligned) || !aligned(w.gradient) || sum_lanes(spec, w.value) != 4) return {};
   cut(w);
   return w;
 }
@@ -91,8 +103,10 @@ std::optional<HaloWgrad> halo_wgrad(const KernelSpec& spec) {
 std::string geometry(const HaloWgrad& w) {
   std::string_view kind = w.is_whole ? ", whole" : "";
   if (w.cluster > 1) kind = ", pairs";
-  return fmt::format("engines {}{}x{}x{} by {}x{}x{}, filter {}x{}, pad {}{}", w.is_float() ? "tf32 " : "", w.image_h,
-                     w.image_w, w.inputs, w.height, w.width, w.outputs, w.taps, w.taps, w.pad, kind);
+  return fmt::format("engines {}{}x{}x{} by {}x{}x{}, filter {}x{}, pad {}{}{}{}", w.is_float() ? "tf32 " : "",
+                     w.image_h, w.image_w, w.inputs, w.height, w.width, w.outputs, w.taps, w.taps, w.pad, kind,
+                     w.has_prologue() ? ", prologue" : "",
+                     w.image.inputs.size() > 1 ? fmt::format(", first {}", w.first_inputs) : "");
 }
 
 }  // namespace difuse::codegen::cuda

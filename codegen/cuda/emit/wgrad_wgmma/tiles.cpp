@@ -107,11 +107,11 @@ int64_t block_count(const HaloWgrad& w, const WgradTile& tile) {
 int64_t block_sums(const HaloWgrad& w, const WgradTile& tile) { return tile.consumers() * 64 * columns(w, tile); }
 
 int threads(const HaloWgrad& w, const WgradTile& tile) {
-  return static_cast<int>(128 * tile.consumers() + (w.is_float() ? 128 : 32));
+  return static_cast<int>(128 * tile.consumers() + (w.is_float() || w.has_prologue() ? 128 : 32));
 }
 
 int64_t shared_bytes(const HaloWgrad& w, const WgradTile& tile) {
-  return tile.slots * (loaded_bytes(w, tile) + (w.is_float() ? 3 : 2) * 8);
+  return tile.slots * (loaded_bytes(w, tile) + (w.is_float() || w.has_prologue() ? 3 : 2) * 8);
 }
 
 int64_t group_count(const HaloWgrad& w, const WgradTile& tile, const ir::DeviceSpec& device) {
