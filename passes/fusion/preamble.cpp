@@ -138,10 +138,10 @@ class Preambles {
     const int between = units_.between(from, u, reshapes);
     if (between >= 0) return fmt::format("a path goes round by %{}", units_.unit(between).lead);
     const bool is_large = extent_ == PreambleExtent::large && first(from).op == Op::group_finish;
-    const int64_t bytes = partial_bytes(from), most = is_large ? block_bytes(u) : block_bytes(u) / 2;
+    const int64_t bytes = partial_bytes(from), most = is_large ? 2 * block_bytes(u) : block_bytes(u) / 2;
     if (bytes > most) return fmt::format("{} bytes an image, which are more than {} of a block", bytes, most);
-    const int64_t loads = bytes / 16, most_loads = is_large ? kMostLateLoads : kMostPreambleLoads;
-    if (loads > most_loads) return fmt::format("{} loads, which are more than {}", loads, most_loads);
+    const int64_t loads = bytes / 16;
+    if (loads > kMostPreambleLoads) return fmt::format("{} loads, which are more than {}", loads, kMostPreambleLoads);
     std::vector<int> both;
     std::ranges::set_union(units_.body(u), units_.body(from), std::back_inserter(both));
     if (std::ssize(both) > kMostBodyNodes || std::ssize(units_.externals(both)) > kMostOperands) {
