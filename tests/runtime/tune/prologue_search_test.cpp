@@ -135,7 +135,7 @@ TEST(PrologueSearch, TimesNothingHopelessAndSaysWhatCannotBeTimed) {
   step.gains = {{"hopeless", 100}, {"good", 10}};
   step.errors = {{"broken", "it does not compile"}};
   const PrologueResult result =
-      step.tune({site("hopeless", 5, 11), site("broken", 9, 5, true), site("good", 7, 6, true)});
+      step.tune({site("hopeless", 5, 21), site("broken", 9, 5, true), site("good", 7, 6, true)});
   EXPECT_NE(found(result, "hopeless").rejected, "");
   EXPECT_EQ(found(result, "broken").rejected, "it does not compile");
   EXPECT_TRUE(found(result, "good").site.computed);
