@@ -113,12 +113,11 @@ TEST(Pipeline, DumpsEveryPassBeforeAndAfter) {
   std::set<std::string> files;
   for (const auto& entry : std::filesystem::directory_iterator(options.dump + "/" + small().name()))
     files.insert(entry.path().filename());
-  const std::set<std::string> expected = {"01_canonicalize.before.ir",  "01_canonicalize.after.ir",
-                                          "02_fuse.before.ir",          "02_fuse.after.ir",
-                                          "03_dead_code.before.ir",     "03_dead_code.after.ir",
-                                          "04_rematerialize.before.ir", "04_rematerialize.after.ir",
-                                          "05_late_updates.before.ir",  "05_late_updates.after.ir",
-                                          "06_hoist.before.ir",         "06_hoist.after.ir"};
+  const std::set<std::string> expected = {
+      "01_canonicalize.before.ir",  "01_canonicalize.after.ir",  "02_fuse.before.ir",
+      "02_fuse.after.ir",           "03_dead_code.before.ir",    "03_dead_code.after.ir",
+      "04_rematerialize.before.ir", "04_rematerialize.after.ir", "05_late_updates.before.ir",
+      "05_late_updates.after.ir",   "06_hoist.before.ir",        "06_hoist.after.ir"};
   EXPECT_EQ(files, expected);
   EXPECT_EQ(read(folder.path() / "dumps" / small().name() / "01_canonicalize.before.ir"), ir::print(small()));
   EXPECT_EQ(read(folder.path() / "dumps" / small().name() / "01_canonicalize.after.ir"),

@@ -68,8 +68,8 @@ KernelDraft sum_kernel(const KernelSpec& spec, int input, const PartialSums& sum
   std::vector<std::string_view> headers = {"vector.cuh", "ops.cuh", "random.cuh", "gemm_sum.cuh"};
   headers.insert(headers.end(), sums.headers.begin(), sums.headers.end());
 
-  const std::string runs =
-      sums.each > 1 ? fmt::format("{}u / static_cast<unsigned>(parts)", PartialSums::kThreads) : text(sums.block_runs());
+  const std::string runs = sums.each > 1 ? fmt::format("{}u / static_cast<unsigned>(parts)", PartialSums::kThreads)
+                                         : text(sums.block_runs());
   KernelDraft draft;
   draft.is_second_stage = true;
   // By what follows the sum: for several products it is the same kernel, whichever of them comes first at some batch.
