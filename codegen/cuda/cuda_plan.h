@@ -84,6 +84,7 @@ struct KernelCall {
   bool is_copy = false;                ///< Copies a state, after all nodes; `node` is where the next value comes from.
   bool is_second_stage = false;        ///< KernelDraft::is_second_stage.
   PartSums part_sums = {};             ///< KernelDraft::part_sums.
+  int64_t sharers = 1;                 ///< KernelDraft::sharers.
   std::optional<Argument> early = {};  ///< KernelDraft::early.
 
   int node_of(int member) const { return member == 0 ? node : more_nodes[static_cast<size_t>(member) - 1]; }

@@ -62,6 +62,7 @@ struct KernelDraft {
   /// Makes results of what an earlier launch of the spec left in the workspace, which it does not change.
   bool is_second_stage = false;
   PartSums part_sums = {};  ///< Of such a second stage.
+  int64_t sharers = 1;      ///< Of such a second stage: threads that share a sum.
   /// An operand that the kernel reads, where `waits` is Waits::after_early_reads (join/overlap.h), before it waits for
   /// the launch before it.
   std::optional<Argument> early = {};

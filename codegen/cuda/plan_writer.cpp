@@ -106,6 +106,7 @@ KernelCall PlanWriter::call_of(KernelDraft draft) {
   call.bytes = draft.bytes, call.flops = draft.flops, call.choice = draft.choice;
   call.is_second_stage = draft.is_second_stage;
   call.part_sums = std::move(draft.part_sums);
+  call.sharers = draft.sharers;
   call.early = draft.early;
   return call;
 }

@@ -285,6 +285,33 @@ TEST(JoinedLaunches, SumsOfFiltersGradientsAreOneHoweverManyThreadsShareThem) {
   expect_near_reference(graph, run(*lower_emulated(graph), inputs, {}), inputs, {}, 1e-5);
 }
 
+/// Inputs, which no vector is made of in place, each with a gap behind it.
+Graph packed_inputs(const std::vector<int64_t>& sizes) {
+  Graph graph("step");
+  Builder b(graph);
+  std::vector<Value> parts;
+  std::vector<int64_t> offsets;
+  int64_t end = 0;
+  for (const int64_t size : sizes) {
+    parts.push_back(b.input("x" + std::to_string(parts.size()), {DType::f32, {size}}));
+    offsets.push_back(end);
+    end += size + 1;
+  }
+  graph.set_output("packed", b.pack(parts, offsets, end));
+  return graph;
+}
+
+TEST(JoinedLaunches, WhatAPackedVectorLacksIsOneLaunch) {
+  const std::vector<int64_t> many(200, 3);  // More than one kernel has pointers for.
+  for (const auto& [sizes, launches] : {std::pair(std::vector<int64_t>{70000, 1, 257}, 1), std::pair(many, 2)}) {
+    const Graph graph = packed_inputs(sizes);
+    const CudaPlan plan = codegen::cuda::lower_cuda(graph, passes::plan_memory(graph), hopper());
+    EXPECT_EQ(plan.calls.size(), launches);
+    const ir::TensorMap inputs = random_leaves(graph, ir::Op::input, 1);
+    expect_near_reference(graph, run(*lower_emulated(graph), inputs, {}), inputs, {}, 0);
+  }
+}
+
 TEST(JoinedLaunches, ASecondStageRunsBeforeItsResultIsRead) {
   Graph graph("step");
   Builder b(graph);

@@ -68,10 +68,11 @@ std::vector<int64_t> bytes_free(const Graph& graph, const passes::MemoryPlan& me
   return change;
 }
 
-/// Nodes are equal when their launches are, one by one.
+/// Nodes are equal when their launches are, one by one. Second stages join however many threads share a sum; but nodes
+/// of many more extents that wait for one another keep more alive than they gain.
 Kinds find_kinds(const Graph& graph, const passes::MemoryPlan& memory, const ir::DeviceSpec& device,
                  const TuningTable* decisions) {
-  using Launch = std::tuple<int, int64_t, int, int64_t>;  // kernel, y, threads, shared memory
+  using Launch = std::tuple<int, int64_t, int, int64_t, int64_t>;  // kernel, y, threads, shared memory, sharers
   CudaPlan trial;
   PlanWriter writer(trial, device, decisions);
   Joiner joiner(trial);
@@ -103,7 +104,7 @@ Kinds find_kinds(const Graph& graph, const passes::MemoryPlan& memory, const ir:
     for (size_t i = begin; i < trial.calls.size(); ++i) {
       const KernelCall& call = trial.calls[i];
       if (!joiner.can_join(call)) return;
-      launches.emplace_back(call.source, call.grid.y, call.threads, call.shared_bytes);
+      launches.emplace_back(call.source, call.grid.y, call.threads, call.shared_bytes, call.sharers);
     }
     by_launches[launches].push_back(node);
   });

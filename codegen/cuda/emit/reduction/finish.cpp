@@ -126,6 +126,7 @@ $calls}
   draft.grid.x = ceil_div(results, columns);
   draft.grid.y = std::ssize(from);
   draft.threads = static_cast<int>(columns * rows);
+  draft.sharers = rows;
   draft.bytes = std::ssize(from) * (terms + 1) * results * 4;
   emission.launch(std::move(draft));
 }
