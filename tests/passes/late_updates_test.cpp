@@ -22,12 +22,12 @@ ir::Graph updated(const ir::Graph& graph, bool changed) {
   return std::move(result.graph);
 }
 
-void expect_stays(const char* text) {
+void expect_not_moved(const char* text) {
   const ir::Graph graph = ir::parse(text);
   EXPECT_EQ(ir::print(updated(graph, false)), ir::print(graph));
 }
 
-constexpr const char* kStep = R"(graph step {
+constexpr const char* kCountingStep = R"(graph step {
   %0 = input {name = "x", dtype = f32, shape = [4]} : f32[4]
   %1 = state {name = "step", dtype = f32, shape = []} : f32[]
   %2 = constant {value = 1, dtype = f32, shape = []} : f32[]
@@ -41,7 +41,7 @@ constexpr const char* kStep = R"(graph step {
 )";
 
 TEST(LateUpdates, ACounterIsCountedBehindItsReaders) {
-  const ir::Graph before = ir::parse(kStep), after = updated(before, true);
+  const ir::Graph before = ir::parse(kCountingStep), after = updated(before, true);
   EXPECT_EQ(ir::print(after), R"(graph step {
   %0 = input {name = "x", dtype = f32, shape = [4]} : f32[4]
   %1 = state {name = "step", dtype = f32, shape = []} : f32[]
@@ -61,7 +61,7 @@ TEST(LateUpdates, ACounterIsCountedBehindItsReaders) {
 }
 
 TEST(LateUpdates, ThePipelineNeedsNoCopy) {
-  const ir::Graph graph = ir::parse(kStep);
+  const ir::Graph graph = ir::parse(kCountingStep);
   EXPECT_TRUE(plan_memory(run_pipeline(graph, {}, {})).state_copies.empty());
   ir::Options options;
   options.disable = {"late_updates"};
@@ -69,7 +69,7 @@ TEST(LateUpdates, ThePipelineNeedsNoCopy) {
 }
 
 TEST(LateUpdates, WhatSomebodyReadsStaysAsItIs) {
-  expect_stays(R"(graph step {
+  expect_not_moved(R"(graph step {
     %0 = state {name = "step", dtype = f32, shape = []} : f32[]
     %1 = neg %0 : f32[]
     %2 = exp %1 : f32[]
@@ -81,7 +81,7 @@ TEST(LateUpdates, WhatSomebodyReadsStaysAsItIs) {
 }
 
 TEST(LateUpdates, WhatWouldKeepAnotherTensorAliveStaysAsItIs) {
-  expect_stays(R"(graph step {
+  expect_not_moved(R"(graph step {
     %0 = input {name = "x", dtype = f32, shape = [4]} : f32[4]
     %1 = state {name = "mean", dtype = f32, shape = [4]} : f32[4]
     %2 = exp %0 : f32[4]
@@ -94,7 +94,7 @@ TEST(LateUpdates, WhatWouldKeepAnotherTensorAliveStaysAsItIs) {
 
 TEST(LateUpdates, WhatReadsAnotherStateThatIsReplacedStaysAsItIs) {
   // Behind %4 the old value of "b" would be gone, or need a copy.
-  expect_stays(R"(graph step {
+  expect_not_moved(R"(graph step {
     %0 = state {name = "a", dtype = f32, shape = [4]} : f32[4]
     %1 = state {name = "b", dtype = f32, shape = [4]} : f32[4]
     %2 = add %0, %1 : f32[4]
@@ -107,7 +107,7 @@ TEST(LateUpdates, WhatReadsAnotherStateThatIsReplacedStaysAsItIs) {
 }
 
 TEST(LateUpdates, WhatIsLastAlreadyStaysAsItIs) {
-  expect_stays(R"(graph step {
+  expect_not_moved(R"(graph step {
     %0 = state {name = "step", dtype = f32, shape = []} : f32[]
     %1 = exp %0 : f32[]
     %2 = neg %0 : f32[]

@@ -45,7 +45,7 @@ std::vector<Slice> missing_slices(const KernelSpec& spec, const ir::Node& node) 
 constexpr size_t kMostSlices = 256;  // Of one kernel, which takes a pointer for each that it copies.
 
 KernelDraft slices_kernel(const KernelSpec& spec, ir::DType type, std::span<const Slice> slices) {
-  constexpr int64_t kThreads = 256, kEach = 4, kMostBlocks = 64;  // Of a slice.
+  constexpr int64_t kSliceThreads = 256, kEach = 4, kMostBlocks = 64;  // Of a slice.
   const std::string dtype = storage_type(type);
   std::string rows, parameters, parts;
   KernelDraft draft;
@@ -76,12 +76,12 @@ $parts  const long long begin = slices[blockIdx.y][0], count = slices[blockIdx.y
 }
 )",
                                                         {{"rows", rows},
-                                                         {"threads", text(kThreads)},
+                                                         {"threads", text(kSliceThreads)},
                                                          {"parameters", parameters},
                                                          {"parts", parts},
                                                          {"dtype", dtype}});
-  draft.grid = {std::min(ceil_div(longest, kThreads * kEach), kMostBlocks), std::ssize(slices), 1};
-  draft.threads = kThreads;
+  draft.grid = {std::min(ceil_div(longest, kSliceThreads * kEach), kMostBlocks), std::ssize(slices), 1};
+  draft.threads = kSliceThreads;
   draft.arguments.push_back(spec.results[0]);
   return draft;
 }

@@ -48,7 +48,8 @@ int64_t power_of_two(int64_t at_least, int64_t low, int64_t high) {
 }
 
 constexpr int64_t kTermsPerThread = 4;
-constexpr int64_t kThreads = 1024;  // Of a block, however many share a result: finishes of all extents are one launch.
+// Of a block, however many share a result: finishes of all extents are one launch.
+constexpr int64_t kFinishThreads = 1024;
 
 /// Where all that it does is to add an image's parts.
 PartSums part_sums(const std::vector<Dim>& dims, const std::vector<bool>& maxima, const std::vector<Argument>& from,
@@ -74,7 +75,7 @@ void emit_finish(Emission& emission, std::vector<Dim> dims, const std::vector<bo
   const int64_t inner = dims.back().reduced ? 1 : dims.back().extent;
 
   // Results that lie together are read together; a long contiguous sum is read by neighbouring threads.
-  int64_t rows = dims.back().reduced ? 1 : part_rows(terms), columns = kThreads / rows;
+  int64_t rows = dims.back().reduced ? 1 : part_rows(terms), columns = kFinishThreads / rows;
   if (dims.back().reduced && terms >= 32) {
     columns = 1;
     rows = power_of_two(ceil_div(terms, kTermsPerThread), 32, 256);
