@@ -5,27 +5,12 @@
 #include "ir/text.h"
 #include "passes/memory_plan.h"
 #include "passes/pipeline.h"
+#include "tests/passes/moving_pass.h"
 
 namespace difuse::passes {
 namespace {
 
-ir::Graph hoisted(const ir::Graph& graph, bool changed = true) {
-  const ir::DeviceSpec device;
-  Fuel fuel;
-  PassContext context{device, fuel};
-  PassResult result = hoist_invariant(graph, context);
-  EXPECT_EQ(result.changed, changed);
-  EXPECT_EQ(fuel.spent(), changed ? 1 : 0);
-  if (changed) {
-    EXPECT_FALSE(hoist_invariant(result.graph, context).changed);
-  }
-  return std::move(result.graph);
-}
-
-void expect_stays(const char* text) {
-  const ir::Graph graph = ir::parse(text);
-  EXPECT_EQ(ir::print(hoisted(graph, false)), ir::print(graph));
-}
+ir::Graph hoisted(const ir::Graph& graph, bool changed = true) { return tests::moved(hoist_invariant, graph, changed); }
 
 constexpr const char* kSampler = R"(graph step {
   %0 = input {name = "x", dtype = f32, shape = [2, 4]} : f32[2, 4]
@@ -100,7 +85,7 @@ TEST(Hoist, AStateThatBecomesWhatIsKeptGetsACopyInEveryStep) {
 
 TEST(Hoist, ATrainingStepStaysAsItIs) {
   // The parameters are replaced, and so is all that is made of them.
-  expect_stays(R"(graph step {
+  tests::expect_not_moved(hoist_invariant, R"(graph step {
     %0 = input {name = "x", dtype = f32, shape = [8]} : f32[8]
     %1 = state {name = "params", dtype = f32, shape = [8]} : f32[8]
     %2 = exp %0 : f32[8]
@@ -112,7 +97,7 @@ TEST(Hoist, ATrainingStepStaysAsItIs) {
 }
 
 TEST(Hoist, WhatIsFirstStaysAsItIs) {
-  expect_stays(R"(graph step {
+  tests::expect_not_moved(hoist_invariant, R"(graph step {
     %0 = state {name = "params", dtype = f32, shape = [8]} : f32[8]
     %1 = cast %0 {dtype = bf16} : bf16[8]
     %2 = input {name = "x", dtype = f32, shape = [8]} : f32[8]
@@ -123,7 +108,7 @@ TEST(Hoist, WhatIsFirstStaysAsItIs) {
 }
 
 TEST(Hoist, WhatIsMuchLargerThanItsOperandsIsMadeWhereItIsRead) {
-  expect_stays(R"(graph step {
+  tests::expect_not_moved(hoist_invariant, R"(graph step {
     %0 = input {name = "x", dtype = f32, shape = [8, 64, 64, 8]} : f32[8, 64, 64, 8]
     %1 = state {name = "bias", dtype = f32, shape = [8]} : f32[8]
     %2 = exp %0 : f32[8, 64, 64, 8]

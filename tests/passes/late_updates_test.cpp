@@ -5,27 +5,12 @@
 #include "ir/text.h"
 #include "passes/memory_plan.h"
 #include "passes/pipeline.h"
+#include "tests/passes/moving_pass.h"
 
 namespace difuse::passes {
 namespace {
 
-ir::Graph updated(const ir::Graph& graph, bool changed) {
-  const ir::DeviceSpec device;
-  Fuel fuel;
-  PassContext context{device, fuel};
-  PassResult result = update_late(graph, context);
-  EXPECT_EQ(result.changed, changed);
-  EXPECT_EQ(fuel.spent(), changed ? 1 : 0);
-  if (changed) {
-    EXPECT_FALSE(update_late(result.graph, context).changed);
-  }
-  return std::move(result.graph);
-}
-
-void expect_not_moved(const char* text) {
-  const ir::Graph graph = ir::parse(text);
-  EXPECT_EQ(ir::print(updated(graph, false)), ir::print(graph));
-}
+ir::Graph updated(const ir::Graph& graph, bool changed) { return tests::moved(update_late, graph, changed); }
 
 constexpr const char* kCountingStep = R"(graph step {
   %0 = input {name = "x", dtype = f32, shape = [4]} : f32[4]
@@ -69,7 +54,7 @@ TEST(LateUpdates, ThePipelineNeedsNoCopy) {
 }
 
 TEST(LateUpdates, WhatSomebodyReadsStaysAsItIs) {
-  expect_not_moved(R"(graph step {
+  tests::expect_not_moved(update_late, R"(graph step {
     %0 = state {name = "step", dtype = f32, shape = []} : f32[]
     %1 = neg %0 : f32[]
     %2 = exp %1 : f32[]
@@ -81,7 +66,7 @@ TEST(LateUpdates, WhatSomebodyReadsStaysAsItIs) {
 }
 
 TEST(LateUpdates, WhatWouldKeepAnotherTensorAliveStaysAsItIs) {
-  expect_not_moved(R"(graph step {
+  tests::expect_not_moved(update_late, R"(graph step {
     %0 = input {name = "x", dtype = f32, shape = [4]} : f32[4]
     %1 = state {name = "mean", dtype = f32, shape = [4]} : f32[4]
     %2 = exp %0 : f32[4]
@@ -94,7 +79,7 @@ TEST(LateUpdates, WhatWouldKeepAnotherTensorAliveStaysAsItIs) {
 
 TEST(LateUpdates, WhatReadsAnotherStateThatIsReplacedStaysAsItIs) {
   // Behind %4 the old value of "b" would be gone, or need a copy.
-  expect_not_moved(R"(graph step {
+  tests::expect_not_moved(update_late, R"(graph step {
     %0 = state {name = "a", dtype = f32, shape = [4]} : f32[4]
     %1 = state {name = "b", dtype = f32, shape = [4]} : f32[4]
     %2 = add %0, %1 : f32[4]
@@ -107,7 +92,7 @@ TEST(LateUpdates, WhatReadsAnotherStateThatIsReplacedStaysAsItIs) {
 }
 
 TEST(LateUpdates, WhatIsLastAlreadyStaysAsItIs) {
-  expect_not_moved(R"(graph step {
+  tests::expect_not_moved(update_late, R"(graph step {
     %0 = state {name = "step", dtype = f32, shape = []} : f32[]
     %1 = exp %0 : f32[]
     %2 = neg %0 : f32[]
