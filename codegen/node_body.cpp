@@ -65,7 +65,8 @@ NodeBody node_body(const Graph& graph, int id) {
     }
     operands.push_back(it->second);
   }
-  const Value first = made.graph.add(node.op, operands, node.attrs);
+  const Value first = node.op == Op::carry ? b.rounded(operands[0], node.types[0].dtype)
+                                           : made.graph.add(node.op, operands, node.attrs);
   for (int r = 0; r < static_cast<int>(node.types.size()); ++r) {
     made.graph.set_output(std::to_string(r), {first.node, r});
   }

@@ -59,6 +59,17 @@ struct CastAttrs {
   }
 };
 
+/// carry: a state as contractions read it, cast to `dtype` or, where that is f32, rounded to tf32. It is made of the
+/// state before the first step; an update of this name then makes it of the state's next value in every step.
+struct CarryAttrs {
+  std::string name;
+  DType dtype = DType::bf16;
+  template <class Visitor>
+  void visit(Visitor&& v) {
+    v("name", name), v("dtype", dtype);
+  }
+};
+
 /// broadcast: operand dimension i becomes result dimension dims[i] (increasing); the others repeat.
 struct BroadcastAttrs {
   Shape shape;
@@ -270,9 +281,10 @@ std::string_view to_string(QkvOrder order);
 std::string_view to_string(WeightLayout layout);
 std::string_view to_string(Hero hero);
 
-using Attrs = std::variant<NoAttrs, LeafAttrs, ConstantAttrs, LiteralAttrs, CastAttrs, BroadcastAttrs, ReduceAttrs,
-                           ReshapeAttrs, TransposeAttrs, ConcatAttrs, SliceAttrs, ReverseAttrs, PadAttrs, ScatterAttrs,
-                           ConvAttrs, ConvDgradAttrs, ConvWgradAttrs, MatmulAttrs, AttentionAttrs, GroupFinishAttrs,
-                           RandomAttrs, RandomIntAttrs, PackAttrs, ViewAttrs, RepackAttrs, FusionAttrs>;
+using Attrs =
+    std::variant<NoAttrs, LeafAttrs, ConstantAttrs, LiteralAttrs, CastAttrs, CarryAttrs, BroadcastAttrs, ReduceAttrs,
+                 ReshapeAttrs, TransposeAttrs, ConcatAttrs, SliceAttrs, ReverseAttrs, PadAttrs, ScatterAttrs, ConvAttrs,
+                 ConvDgradAttrs, ConvWgradAttrs, MatmulAttrs, AttentionAttrs, GroupFinishAttrs, RandomAttrs,
+                 RandomIntAttrs, PackAttrs, ViewAttrs, RepackAttrs, FusionAttrs>;
 
 }  // namespace difuse::ir

@@ -20,6 +20,8 @@ Value Builder::cast(Value a, DType dtype) {
   return type(a).dtype == dtype ? a : graph_.add(Op::cast, {a}, CastAttrs{dtype});
 }
 
+Value Builder::rounded(Value a, DType dtype) { return type(a).dtype == dtype ? round_tf32(a) : cast(a, dtype); }
+
 Value Builder::broadcast(Value a, Shape to, std::vector<int64_t> dims) {
   if (shape(a) == to) return a;
   return graph_.add(Op::broadcast, {a}, BroadcastAttrs{std::move(to), std::move(dims)});

@@ -35,6 +35,8 @@ class Builder {
   Value square(Value a) { return mul(a, a); }
   /// The value itself when it already has that dtype.
   Value cast(Value a, DType dtype);
+  /// An f32 value as contractions read it: cast or, where `dtype` is f32, rounded to tf32.
+  Value rounded(Value a, DType dtype);
 
   // Shape and data movement. A shape that is already there gives the value itself.
   Value broadcast(Value a, Shape shape, std::vector<int64_t> dims);

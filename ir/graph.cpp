@@ -75,7 +75,7 @@ void Graph::set_output(std::string name, Value value) {
 }
 
 void Graph::set_update(std::string name, Value value) {
-  const Value state = find_state(name);
+  const Value state = find_replaced(name);
   if (!state.valid()) throw Error(fmt::format("update of \"{}\": the graph has no state of that name", name));
   require_value(value, "an update");
   if (type(state) != type(value)) {
@@ -98,6 +98,13 @@ Value Graph::find_leaf(Op op, std::string_view name) const {
     if (node(id).op == op && node(id).as<LeafAttrs>().name == name) return Value{id, 0};
   }
   return {};
+}
+
+Value Graph::find_replaced(std::string_view name) const {
+  for (int id = 0; id < size(); ++id) {
+    if (node(id).op == Op::carry && node(id).as<CarryAttrs>().name == name) return Value{id, 0};
+  }
+  return find_state(name);
 }
 
 std::vector<std::vector<int>> Graph::users() const {
@@ -154,9 +161,9 @@ Graph rebuild(const Graph& from, const Emit& emit) {
   const std::vector<bool> live = from.live();
   std::vector<int> order;
   for (int id = 0; id < from.size(); ++id) {
-    // Inputs and states are the graph's interface: they stay even when nothing reads them.
+    // Inputs and states are the graph's interface: they stay even when nothing reads them. So does what has an update.
     const Op op = from.node(id).op;
-    if (live[static_cast<size_t>(id)] || op == Op::input || op == Op::state) order.push_back(id);
+    if (live[static_cast<size_t>(id)] || op == Op::input || op == Op::state || op == Op::carry) order.push_back(id);
   }
   return made_of(from, order, emit);
 }

@@ -70,7 +70,7 @@ class Graph {
 
   /// Appends an output. Names are unique among outputs.
   void set_output(std::string name, Value value);
-  /// Says what the state called `name` becomes after the step. The type must be the state's own.
+  /// Says what the state, or what is carried, of that name becomes after the step. The type must be its own.
   void set_update(std::string name, Value value);
 
   int size() const { return static_cast<int>(nodes_.size()); }
@@ -83,6 +83,8 @@ class Graph {
   /// The `input` (or `state`) node of that name; an invalid Value where there is none.
   Value find_input(std::string_view name) const { return find_leaf(Op::input, name); }
   Value find_state(std::string_view name) const { return find_leaf(Op::state, name); }
+  /// What a step replaces: the `state` or `carry` node of that name; an invalid Value where there is none.
+  Value find_replaced(std::string_view name) const;
   /// Node ids of all inputs or states, in node order.
   std::vector<int> leaves(Op op) const;
 

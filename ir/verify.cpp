@@ -53,18 +53,23 @@ void verify(const Graph& graph) {
     if (node.op == Op::state && !state_names.insert(node.as<LeafAttrs>().name).second) {
       throw broken("another state has this name");
     }
+    if (node.op == Op::carry) {
+      if (graph.node(node.operands[0]).op != Op::state) throw broken("its operand is no state");
+      if (!state_names.insert(node.as<CarryAttrs>().name).second) throw broken("another state has this name");
+    }
     if (node.op == Op::fusion) {
       const Graph& body = *node.as<FusionAttrs>().body;
       verify(body);
       for (int b = 0; b < body.size(); ++b) {
-        if (body.node(b).op == Op::fusion || body.node(b).op == Op::state) {
-          throw broken(fmt::format("its body holds a {}", to_string(body.node(b).op)));
+        const Op inner = body.node(b).op;
+        if (inner == Op::fusion || inner == Op::state || inner == Op::carry) {
+          throw broken(fmt::format("its body holds a {}", to_string(inner)));
         }
       }
     }
   }
   for (const NamedValue& n : graph.updates()) {
-    if (graph.type(graph.find_state(n.name)) != graph.type(n.value)) {
+    if (graph.type(graph.find_replaced(n.name)) != graph.type(n.value)) {
       throw Error(fmt::format("graph {}: the update of \"{}\" changes its type", graph.name(), n.name));
     }
   }

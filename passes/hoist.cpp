@@ -34,11 +34,16 @@ bool is_worth_keeping(const Graph& graph, const Node& node) {
 
 std::vector<bool> invariant_nodes(const Graph& graph) {
   std::vector<bool> invariant(static_cast<size_t>(graph.size()), false);
-  const auto is_invariant = [&](Value v) { return invariant[static_cast<size_t>(v.node)]; };
+  // What is carried is made before the first step alone, but each step puts the next value in its place.
+  const auto is_invariant = [&](Value v) {
+    return invariant[static_cast<size_t>(v.node)] && graph.node(v).op != Op::carry;
+  };
   for (int id = 0; id < graph.size(); ++id) {
     const Node& node = graph.node(id);
     if (ir::has_trait(node, ir::kLeaf)) {
       invariant[static_cast<size_t>(id)] = node.op != Op::input && !is_replaced(graph, node);
+    } else if (node.op == Op::carry) {
+      invariant[static_cast<size_t>(id)] = true;
     } else {
       invariant[static_cast<size_t>(id)] = std::ranges::all_of(node.operands, is_invariant) &&
                                            (ir::moves_nothing(node) || is_worth_keeping(graph, node));

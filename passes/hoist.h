@@ -3,7 +3,8 @@
 // Before: a graph, fused or not. After: the same nodes, the invariant ones before all others; either keep their order
 // among themselves.
 // Invariant is a node of which every operand is a state that no step replaces, a constant, a literal or the result of
-// an invariant node: what a sampler makes of the parameters, their rounding to bf16 for one. What is larger than all it
+// an invariant node: what a sampler makes of the parameters, their rounding to bf16 for one; and what is carried
+// (carry.h), but nothing that reads it. What is larger than all it
 // is made of, by more than a filter that is laid out anew (a bias that is repeated for every pixel), is not invariant:
 // it is cheaper to compute than to keep.
 //

@@ -115,7 +115,7 @@ class Planner {
 
   /// Each value that becomes a state, with the first state it becomes.
   void claim_states() {
-    for (const ir::NamedValue& n : graph_.updates()) claims_.try_emplace(n.value, graph_.find_state(n.name));
+    for (const ir::NamedValue& n : graph_.updates()) claims_.try_emplace(n.value, graph_.find_replaced(n.name));
   }
 
   int new_storage(Value v, bool permanent) {
@@ -214,7 +214,7 @@ class Planner {
   /// read, else copies after the last node.
   void place_updates() {
     for (const ir::NamedValue& n : graph_.updates()) {
-      const Value state = graph_.find_state(n.name);
+      const Value state = graph_.find_replaced(n.name);
       const int home = place(state).storage;
       const Place p = root(place(n.value));
       if (p.storage == home && p.offset == 0) continue;
@@ -252,7 +252,7 @@ class Planner {
   void order_copies() {
     std::vector<StateCopy> ordered;
     std::vector<StateCopy> left = std::move(copies_);
-    auto home = [&](const StateCopy& c) { return place(graph_.find_state(c.state)).storage; };
+    auto home = [&](const StateCopy& c) { return place(graph_.find_replaced(c.state)).storage; };
     while (!left.empty()) {
       const auto next = std::ranges::find_if(left, [&](const StateCopy& c) {
         return std::ranges::none_of(left, [&](const StateCopy& other) {

@@ -12,6 +12,7 @@
 #include "ir/text.h"
 #include "ir/verify.h"
 #include "passes/canonicalize.h"
+#include "passes/carry.h"
 #include "passes/filter_layout.h"
 #include "passes/fusion/grow.h"
 #include "passes/hoist.h"
@@ -36,6 +37,8 @@ std::vector<Pass> default_passes(const PipelineOptions& options, FusionReport* r
         {"precision", [precision](const ir::Graph& g, PassContext& c) { return set_precision(g, c, precision); }});
     // Which way a filter is read depends on the device and on what it is rounded to.
     passes.push_back({"filter_layout", set_filter_layout});
+    // Before fusion, which makes the rounded value where the next one is made.
+    passes.push_back({"carry", carry_rounded});
   }
   // Grow fusions last: they freeze the choice of what is computed together.
   if (options.fuse) {

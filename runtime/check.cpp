@@ -137,7 +137,7 @@ class Checker : public NodeObserver {
 
   /// How far a state is from what it should be; nothing where it is not kept.
   std::optional<double> copy_error(const passes::StateCopy& copy) const {
-    const auto got = value(executor_.graph().find_state(copy.state));
+    const auto got = value(executor_.graph().find_replaced(copy.state));
     if (!got) return std::nullopt;
     return ir::relative_error(got->data, operand(copy.from).data);
   }

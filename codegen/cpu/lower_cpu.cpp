@@ -98,7 +98,7 @@ class Lowering {
     const Node& from = plan_.graph.node(copy.from);
     if (from.op == Op::constant) constant = from.as<ir::ConstantAttrs>().value;
     const cpu::BodyOperand operand{place(copy.from), constant};
-    const Place result = place(plan_.graph.find_state(copy.state));
+    const Place result = place(plan_.graph.find_replaced(copy.state));
     add(cpu::assemble(cpu::make_body(body, std::span(&operand, 1), std::span(&result, 1), contractions_)),
         copy.from.node, fmt::format("copy_to_{}", copy.state), 2 * type.bytes(), plan_.kernels);
   }

@@ -41,7 +41,7 @@ Graph with_constants(const Graph& body, const Graph& graph, const std::vector<Va
 /// a fusion's body.
 bool is_tf32(const Graph& graph, Value v, const std::function<bool(int input)>& outer = nullptr) {
   const Node& node = graph.node(v);
-  if (node.op == Op::round_tf32) return true;
+  if (node.op == Op::round_tf32 || (node.op == Op::carry && node.types[0].dtype == ir::DType::f32)) return true;
   if (node.op == Op::input && outer != nullptr) return outer(input_number(node));
   if (node.op == Op::fusion) {
     const Graph& body = *node.as<ir::FusionAttrs>().body;
@@ -107,7 +107,7 @@ class Walk {
     Graph identity("copy");
     identity.set_output("0", ir::Builder(identity).input("0", graph_.type(copy.from)));
     const Graph body = with_constants(identity, graph_, {copy.from});
-    const Argument from = place(copy.from), to = place(graph_.find_state(copy.state));
+    const Argument from = place(copy.from), to = place(graph_.find_replaced(copy.state));
     visit({body, {from}, {alignment_of(from.value)}, {to}, {alignment_of(to.value)}, "copy", 0, device_},
           copy.from.node);
   }

@@ -248,4 +248,22 @@ OpRules rules_cast() {
           }};
 }
 
+OpRules rules_carry() {
+  return {[](std::span<const Type> t, const Attrs& attrs) {
+            require(t[0].dtype == DType::f32, "f32, not {}", to_string(t[0].dtype));
+            require(is_float(std::get<CarryAttrs>(attrs).dtype), "a float is carried, not {}",
+                    to_string(std::get<CarryAttrs>(attrs).dtype));
+            require(!std::get<CarryAttrs>(attrs).name.empty(), "what is carried needs a name");
+            return std::vector<Type>{{std::get<CarryAttrs>(attrs).dtype, t[0].shape}};
+          },
+          {},  // autodiff runs before anything is carried
+          [](const Node& node, std::span<const Tensor* const> in, std::span<Tensor> out) {
+            const DType to = node.as<CarryAttrs>().dtype;
+            parallel_for(static_cast<int64_t>(out[0].data.size()), [&](int64_t at) {
+              const auto i = static_cast<size_t>(at);
+              out[0].data[i] = to == DType::f32 ? round_tf32_of(in[0]->data[i]) : round_to(in[0]->data[i], to);
+            });
+          }};
+}
+
 }  // namespace difuse::ir

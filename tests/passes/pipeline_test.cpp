@@ -47,7 +47,7 @@ TEST(Pipeline, IsIdempotent) {
 TEST(Pipeline, RoundsBeforeItFuses) {
   std::vector<std::string> names;
   for (const Pass& pass : default_passes({.precision = Precision::bf16}, nullptr)) names.push_back(pass.name);
-  EXPECT_EQ(names, (std::vector<std::string>{"canonicalize", "precision", "filter_layout", "fuse", "dead_code",
+  EXPECT_EQ(names, (std::vector<std::string>{"canonicalize", "precision", "filter_layout", "carry", "fuse", "dead_code",
                                              "rematerialize", "late_updates", "hoist"}));
   const ir::Graph graph = tests::norm_block(2, 8, 8, 8, 2);
   for (const Precision precision : {Precision::tf32, Precision::bf16}) {
@@ -83,9 +83,10 @@ TEST(Pipeline, AnUnknownNameIsAnErrorThatListsTheNames) {
     FAIL() << "no error";
   } catch (const Error& e) {
     EXPECT_NE(std::string(e.what()).find("\"fuze\""), std::string::npos);
-    EXPECT_EQ(e.remedy(),
-              "the passes are canonicalize, precision, filter_layout, fuse, dead_code, rematerialize, late_updates, "
-              "hoist");
+    EXPECT_EQ(
+        e.remedy(),
+        "the passes are canonicalize, precision, filter_layout, carry, fuse, dead_code, rematerialize, late_updates, "
+        "hoist");
     EXPECT_EQ(e.exit_code(), ExitCode::wrong_usage);
   }
 }

@@ -158,7 +158,7 @@ class Mover {
  private:
   /// Who reads a state before its next value is made in its place.
   void find_earlier_readers(const ir::NamedValue& update) {
-    const int state = graph_.find_state(update.name).node, end = made_by(graph_, update.value);
+    const int state = graph_.find_replaced(update.name).node, end = made_by(graph_, update.value);
     for (int id = 0; id < end; ++id) {
       const auto reads = [&](Value v) { return made_by(graph_, v) == state; };
       if (!live_[static_cast<size_t>(id)] || moves_nothing(id)) continue;
