@@ -22,10 +22,12 @@
 // result each multiplies half, sends half of its sums to the other one, through the other's ring, which is at rest
 // then, and writes what the two have of the other half.
 //
-// For tf32 the tensor cores take no matrix whose k runs along columns, so there (filters of 3 x 3) all is turned: rows
-// are input channels, columns output channels, and a consumer has one column of taps. x comes from registers: threads
-// read from the halo what a product of 8 pixels, one row of the tile, takes of them, and use it for all three taps. dy
-// does come from shared memory, where three warps, the turners, have written it anew with its pixels along the rows.
+// For tf32 the tensor cores take no matrix whose k runs along columns, so there all is turned: rows are input channels,
+// columns output channels. x comes from registers: threads read from the tile what a product of 8 pixels, one of its
+// rows, takes of them. dy does come from shared memory, where three warps, the turners, have written it anew with its
+// pixels along the rows. For a filter of 3 x 3 a consumer has one column of taps, and uses what it read of the halo for
+// all three of them. For a filter of 1 x 1 a unit is 32 pixels, as many as fill a row of 128 bytes, and dy is turned in
+// its place; a consumer has 64 input channels and all output channels of the block.
 //
 // What is computed of x before it is multiplied, the prologue, a further role does in shared memory
 // (wgrad_prologue.cuh): a transformer, a warpgroup, one of whose threads is the producer.
@@ -67,7 +69,9 @@ struct Layout {
   using Problem = Problem_;
   using Tile = Tile_;
   static constexpr bool is_line = Problem::filter == 1;
-  static constexpr int consumers = Tile::row_chunks * Tile::tap_rows, warpgroup = 128;
+  static constexpr bool is_float_line = is_line && Problem::is_float;
+  static constexpr int consumers = is_float_line ? Tile::column_chunks : Tile::row_chunks * Tile::tap_rows;
+  static constexpr int warpgroup = 128;
   /// Warps that write dy anew; the one before them is the producer.
   static constexpr int turners = Problem::is_float ? 3 : 0;
   /// Warps that transform x, the producer's among them.
@@ -81,8 +85,9 @@ struct Layout {
   static constexpr int blocks_y = (Problem::outputs + block_outputs - 1) / block_outputs;
   static constexpr int blocks_x = (Problem::inputs + block_inputs - 1) / block_inputs;
   static constexpr int blocks = blocks_x * blocks_y * (Problem::filter / Tile::tap_rows);
-  static constexpr int columns = is_line ? block_inputs : 192;  ///< Of a consumer, for 64 rows.
-  static constexpr int sums = columns / 2;                      ///< Of a thread.
+  /// Of a consumer, for 64 rows.
+  static constexpr int columns = is_float_line ? block_outputs : is_line ? block_inputs : 192;
+  static constexpr int sums = columns / 2;  ///< Of a thread.
 
   static constexpr int pixel_bytes = 128;
   static constexpr int halo_pitch = (8 + Problem::filter - 1) * pixel_bytes;
@@ -93,12 +98,13 @@ struct Layout {
   /// From one part of x to the next: threads count its pixels from a multiple of 1024 bytes on.
   static constexpr int halo_stride = (halo_part + 1023) / 1024 * 1024;
   static constexpr int x_bytes = Tile::column_chunks * halo_bytes, dy_bytes = Tile::row_chunks * chunk_bytes;
-  static constexpr int dy_at = Problem::is_float ? Problem::parts * halo_stride : (x_bytes + 1023) / 1024 * 1024;
-  static constexpr int turned_at = dy_at + dy_bytes;
+  static constexpr int dy_at =
+      Problem::is_float ? Tile::column_chunks * Problem::parts * halo_stride : (x_bytes + 1023) / 1024 * 1024;
+  static constexpr int turned_at = is_float_line ? dy_at : dy_at + dy_bytes;
   /// dy with four rows of 8 pixels along each of 64 rows of 128 bytes.
   static constexpr int turned_block = 64 * 128;
-  static constexpr int turned_bytes = Problem::is_float ? (pixels + 31) / 32 * turned_block : 0;
-  static constexpr int slot_bytes = turned_at + turned_bytes;
+  static constexpr int turned_bytes = Problem::is_float && !is_line ? (pixels + 31) / 32 * turned_block : 0;
+  static constexpr int slot_bytes = dy_at + dy_bytes + turned_bytes;
   static constexpr int barriers_at = Tile::slots * slot_bytes;
   static constexpr int bytes = barriers_at + (makers > 0 ? 3 : 2) * Tile::slots * 8;
 
@@ -108,7 +114,7 @@ struct Layout {
   static constexpr int own_runs = thread_runs / Tile::cluster;  ///< Of a thread, that it writes.
 
   static_assert(Tile::rows % 2 == 0 && (is_line ? Tile::images == 1 : Tile::column_chunks == 1));
-  static_assert(!Problem::is_float || (Tile::tap_rows == 3 && Tile::blocks == 1));
+  static_assert(!Problem::is_float || (is_line ? pixels == 32 : Tile::tap_rows == 3 && Tile::blocks == 1));
   static_assert(Problem::filter % Tile::tap_rows == 0 && (Tile::row_chunks == 1 || Tile::tap_rows == 1));
   static_assert(Tile::cluster == 1 || (Tile::cluster == 2 && owners * own_runs * 16 <= barriers_at));
 
@@ -165,8 +171,10 @@ __device__ __forceinline__ RunPlace place_of(const Sizes& of, unsigned block, un
             column_block = static_cast<int>(block / blocks_y % blocks_x);
   if (of.is_turned != 0) {
     const int lane = thread % 32, column = i / 2 * 16 + lane / 8 % 2 * 8 + lane % 4 * 2 + lane / 4 % 2;
-    return {row_block * of.block_outputs + column % 64, (2 - column / 64) * 3 + thread / 128,
-            column_block * of.block_inputs + thread / 32 % 4 * 16 + i % 2 * 8 + lane / 16 * 4};
+    const int output = row_block * of.block_outputs, consumer = thread / 128;
+    const int input = column_block * of.block_inputs + thread / 32 % 4 * 16 + i % 2 * 8 + lane / 16 * 4;
+    if (of.filter == 1) return {output + column, 0, input + consumer * 64};
+    return {output + column % 64, (2 - column / 64) * 3 + consumer, input};
   }
   const int lane = thread % 32, consumer = thread / 128, column = i / 2 * 16 + lane % 2 * 8 + lane / 2 % 2 * 4;
   const int row_chunk = of.tap_rows == 1 ? consumer : 0, tap_row = of.tap_rows == 1 ? 0 : consumer;
@@ -277,7 +285,7 @@ __device__ __forceinline__ unsigned float_at(unsigned tile, int pixel, int chann
 }
 
 /// Of the warps after the producer, number `warp`: writes what has come of dy with its pixels along the rows, the even
-/// ones of a row of the tile before the odd ones.
+/// ones of a row of the tile before the odd ones. Those of a line in their place, 32 by 32.
 template <class L>
 class Turner {
  public:
@@ -290,10 +298,25 @@ class Turner {
 
  private:
   __device__ __forceinline__ void turn() {
-    constexpr int kHalves = L::pixels / 4;  // Of the tile's rows of pixels.
-    const unsigned dy = shared_address(shared_.dy(place_.slot)), to = shared_address(shared_.turned_dy(place_.slot));
+    const unsigned dy = shared_address(shared_.dy(place_.slot));
     const int lane = static_cast<int>(threadIdx.x % 32u);
     barrier_wait(shared_.full(place_.slot), place_.parity);
+    if constexpr (L::is_line) {
+#pragma unroll 1
+      for (int part = warp_; part < L::Tile::row_chunks * L::Problem::parts; part += L::turners) {
+        turn_in_place(dy + static_cast<unsigned>(part * L::chunk_part), lane);
+      }
+    } else {
+      turn_tile(dy, shared_address(shared_.turned_dy(place_.slot)), lane);
+    }
+    fence_shared_for_engines();
+    __syncwarp();
+    if (lane == 0) barrier_arrive(shared_.ready(place_.slot));
+    place_.advance();
+  }
+
+  __device__ __forceinline__ void turn_tile(unsigned dy, unsigned to, int lane) const {
+    constexpr int kHalves = L::pixels / 4;  // Of the tile's rows of pixels.
 #pragma unroll 2
     for (int i = warp_; i < kHalves; i += L::turners) {
       const int row = i / 2, half = i % 2, chunk = (row % 4 * 2 + half) ^ lane % 8;
@@ -308,16 +331,45 @@ class Turner {
         slot_store(turned + static_cast<unsigned>(part * 32 * 128), x[0], x[1], x[2], x[3]);
       }
     }
-    fence_shared_for_engines();
-    __syncwarp();
-    if (lane == 0) barrier_arrive(shared_.ready(place_.slot));
-    place_.advance();
+  }
+  /// 32 pixels of 32 channels, in quarters: those on the diagonal, then the two that change places. Each half of the
+  /// warp has one of them.
+  __device__ __forceinline__ static void turn_in_place(unsigned dy, int lane) {
+    const int half = lane / 16;
+#pragma unroll
+    for (int other = 0; other < 2; ++other) {
+      const int channel = (half ^ other) * 16 + lane % 16;
+      // Chunks are exchanged in the addresses themselves, for what would be added to them is more than registers hold.
+      const unsigned from = float_at(dy + static_cast<unsigned>(half * 16 * 128), 0, channel);
+      const unsigned to = dy + static_cast<unsigned>(channel * 128 + ((half * 4 ^ channel % 8) << 4));
+      float x[4][4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const unsigned pixel = static_cast<unsigned>(i / 2 * 8 + 2 * j + i % 2);
+          x[i][j] = slot_load((from ^ pixel % 8 << 4) + pixel * 128);
+        }
+      }
+      __syncwarp();  // All have read.
+#pragma unroll
+      for (int i = 0; i < 4; ++i) slot_store(to ^ static_cast<unsigned>(i << 4), x[i][0], x[i][1], x[i][2], x[i][3]);
+    }
   }
 
   const Shared<L> shared_;
   const int warp_;
   RingPlace<L::Tile::slots> place_;
 };
+
+/// Where the group's partial sums of block 0 would begin.
+template <class L>
+__device__ __forceinline__ float* partials_of(float* partials, long long group) {
+  float* own = partials + group * L::block_sums;
+  // Beside the sums of tf32's lines, a consumer's further registers hold only what it computes after it has taken them.
+  if constexpr (L::is_float_line) compute_here(own);
+  return own;
+}
 
 /// By all threads where a warpgroup is beside three consumers: these 512 begin with 128 registers.
 template <class L, bool consumes>
@@ -357,12 +409,12 @@ class Producer {
     if constexpr (L::is_line) {
       const int at = tile * L::pixels;
 #pragma unroll
-      for (int i = 0; i < L::Tile::row_chunks; ++i) {
-        tensor_load(dy + i * L::chunk_bytes, dy_, full, origin.output + i * 64, at, 0, 0);
+      for (int i = 0; i < L::Tile::row_chunks * L::Problem::parts; ++i) {
+        tensor_load(dy + i * L::chunk_part, dy_, full, origin.output + i * (64 / L::Problem::parts), at, 0, 0);
       }
 #pragma unroll
-      for (int i = 0; i < L::Tile::column_chunks; ++i) {
-        load_x(x + i * L::halo_bytes, full, origin.input + i * 64, at, 0, 0);
+      for (int i = 0; i < L::Tile::column_chunks * L::Problem::parts; ++i) {
+        load_x(x + i * L::halo_part, full, origin.input + i * (64 / L::Problem::parts), at, 0, 0);
       }
     } else {
       const int line = quotient<L::tiles_x>(tile), image = quotient<L::tiles_y>(line) * L::Tile::images;
@@ -401,6 +453,10 @@ class Consumer {
   __device__ __forceinline__ void multiply(int count) {
 #pragma unroll
     for (int i = 0; i < L::sums; ++i) sums_[i] = 0.0f;
+    if constexpr (L::is_float_line) {
+      multiply_lines(count);
+      return;
+    }
     if constexpr (L::Problem::is_float) {
 #pragma unroll 1
       for (int i = 0; i < count; ++i) {
@@ -556,6 +612,44 @@ class Consumer {
       multiply_wait<0>();
     }
     multiply_registers(sums_);
+  }
+
+  /// Of tf32's lines: while one row of 8 pixels is multiplied, the next one is read.
+  __device__ __forceinline__ void multiply_lines(int count) {
+    unsigned x[2][4] = {};
+    int last = 0;
+    multiply_registers(sums_);
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      const unsigned chunk = shared_address(shared_.x(place_.slot)) + static_cast<unsigned>(number_ * L::halo_bytes);
+      const unsigned part = chunk + static_cast<unsigned>(warp() / 2 * L::halo_part);
+      const unsigned long long dy = matrix_descriptor(shared_.turned_dy(place_.slot), 1024);
+      barrier_wait(shared_.full(place_.slot), place_.parity);
+#pragma unroll
+      for (int row = 0; row < L::Tile::rows; ++row) {
+        load_line(x[row % 2], part + static_cast<unsigned>(row * 8 * L::pixel_bytes));
+        if (row == 0) barrier_wait(shared_.ready(place_.slot), place_.parity);
+        multiply_registers(x[row % 2]);
+        multiply_fence();
+        multiply_tf32(sums_, x[row % 2], matrix_moved(dy, row * 32));
+        multiply_commit();
+        multiply_wait<1>();  // The row before is done.
+        if (row == 0 && i > 0) arrive(last);
+      }
+      last = advance();
+    }
+    multiply_wait<0>();
+    multiply_registers(sums_);
+    if (count > 0) arrive(last);
+  }
+  /// What a thread has of a row of 8 pixels: of two of them, two channels.
+  __device__ __forceinline__ static void load_line(unsigned (&to)[4], unsigned row) {
+    const int lane = this_lane(), pixel = lane % 4 * 2;
+    const unsigned first = float_at(row, pixel, warp() % 2 * 16 + lane / 4);
+#pragma unroll
+    for (unsigned i = 0; i < 4; ++i) {  // The next pixel, and the channel 8 further on: chunks that differ in one bit.
+      to[i] = __float_as_uint(slot_load((first ^ i / 2 << 4 ^ i % 2 << 5) + i / 2 * 128));
+    }
   }
 
   __device__ __forceinline__ void multiply_unit() {

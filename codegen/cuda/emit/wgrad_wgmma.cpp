@@ -37,7 +37,7 @@ TensorMapSpec image_map(const HaloWgrad& w, const Argument& start, int64_t heigh
   TensorMapSpec map{.start = start, .dtype = w.dtype, .steps = {1, 1, 1, 1}};
   if (w.is_line()) {
     map.extents = {channels, w.batch * height * width, 1, 1};
-    map.box = {64, w.pixels(), 1, 1};
+    map.box = {128 / ir::size_of(w.dtype), w.pixels(), 1, 1};
   } else {
     map.extents = {channels, width, height, w.batch};
     map.box = {128 / ir::size_of(w.dtype), 8 + wider, w.rows + higher, w.images};
@@ -109,7 +109,7 @@ KernelDraft product_kernel(const KernelSpec& spec, const HaloWgrad& w, const Wgr
   parameters.add("tiles", w.tiles());
   parameters.add("groups", group_count(w, tile, spec.device));
   if (w.has_prologue()) parameters.add("images", w.batch);
-  std::string store = "consumer.store($partials + static_cast<long long>(group + block) * Layout::block_sums);\n";
+  std::string store = "consumer.store(own + static_cast<long long>(block) * Layout::block_sums);\n";
   if (w.is_whole) {
     const EpilogueCode whole = whole_store(spec, w, parameters.operands());
     parameters.add("partials", "f32*", partials);
@@ -117,7 +117,6 @@ KernelDraft product_kernel(const KernelSpec& spec, const HaloWgrad& w, const Wgr
     store = fmt::format("if (groups == Layout::blocks) {{\n{}}} else {{\n{}}}\n", indented(whole.text, 2),
                         indented(store, 2));
   }
-  store = filled(store, {{"partials", w.is_whole ? "partials" : Parameters::result(0)}});
 
   std::string maps, prefetches;
   const auto add_map = [&](int input) {
@@ -153,6 +152,7 @@ $work      if constexpr (kCluster > 1) wgrad::wait_for_exchange<Layout>();
     });
   } else {
 $take    wgrad::Consumer<Layout> consumer(shared);
+    f32* const own = wgrad::partials_of<Layout>($partials, group);
     wgrad::for_each_block(group, groups, Layout::blocks, static_cast<int>(tiles), [&](const wgrad::Units& units) {
       const int block = units.block;
       consumer.multiply(units.own_part<kCluster>().count);
@@ -168,6 +168,7 @@ $store    });
               {"work", indented(roles.work, 6)},
               {"take", w.is_float() || w.has_prologue() ? "    wgrad::share_registers<Layout, true>();\n" : ""},
               {"cluster", w.cluster > 1 ? fmt::format("__cluster_dims__({}, 1, 1) ", w.cluster) : ""},
+              {"partials", w.is_whole ? "partials" : Parameters::result(0)},
               {"store", indented(store, 6)}});
   draft.grid.x = group_count(w, tile, spec.device) * w.cluster;
   draft.threads = threads(w, tile);
@@ -201,7 +202,7 @@ PartialSums partial_sums(const HaloWgrad& w, const WgradTile& tile, const ir::De
   }
   sums.headers = {"wgrad_wgmma.cuh"};
   // Sizes are arguments, so that the sums of all filters are one kernel.
-  const int64_t owners = 128 * tile.consumers(), block_runs = block_sums(w, tile) / 4;
+  const int64_t owners = 128 * consumers(w, tile), block_runs = block_sums(w, tile) / 4;
   sums.numbers = {{"tiles", w.tiles()},
                   {"groups", group_count(w, tile, device)},
                   {"filter", w.taps},
@@ -258,7 +259,7 @@ std::vector<TileChoice> wgrad_wgmma_choices(const KernelSpec& spec) {
       problem_text(w.is_whole ? spec : product_spec(spec, product, {Argument::Kind::workspace, 0}), geometry(w));
   choice.batch = w.batch;
   const std::vector<WgradTile> tiles = candidates(w, spec.device);
-  if (tiles.size() == 1) return {};  // Two of floats' largest tiles are all that fits.
+  if (tiles.size() == 1) return {};  // Two of floats' tiles with a halo are all that fits.
   for (const WgradTile& tile : tiles) choice.tiles.push_back(to_string(tile));
   if (!w.is_whole) return {choice};
   choice.at_batch.resize(tiles.size());

@@ -107,6 +107,11 @@ std::vector<Case> cases() {
       {"tf32_no_border", wgrad({2, 12, 11, 40, 64, 3, 0, 1, DType::f32}), 6, {.tf32 = true}},
       {"tf32_wide_border", wgrad({1, 9, 6, 40, 64, 3, 2, 1, DType::f32}), 6, {.tf32 = true}},
       {"tf32_aligned_16", wgrad({1, 8, 9, 24, 24, 3, 1, 1, DType::f32}), 3, {.alignment = 16, .tf32 = true}},
+      {"tf32_pointwise", wgrad({3, 5, 17, 72, 136, 1, 0, 1, DType::f32}, After::scaled), 4, {.tf32 = true}},
+      {"tf32_pointwise_blocks", wgrad({2, 10, 14, 328, 200, 1, 0, 1, DType::f32}), 10, {.tf32 = true}},
+      {"tf32_pointwise_wide", wgrad({2, 8, 24, 132, 64, 1, 0, 1, DType::f32}, After::two_results), 6, {.tf32 = true}},
+      {"tf32_pointwise_one_pixel", wgrad({1, 1, 1, 28, 64, 1, 0, 1, DType::f32}), 6, {.tf32 = true}},
+      {"tf32_pointwise_of_four", wgrad({3, 16, 17, 200, 136, 1, 0, 1, DType::f32}), 8, {.tf32 = true}, 4},
       {"tf32_one_of_three", wgrad({2, 16, 16, 72, 136, 3, 1, 1, DType::f32}), 12, {.tf32 = true}, 3},
       // A share of the processors: groups with several blocks of the result, and one pair for all.
       {"one_of_three", wgrad({2, 16, 16, 72, 136}, After::scaled), 12, {}, 3},
@@ -237,9 +242,13 @@ TEST(WgradWgmma, CutsTheMeasuredShapes) {
         Row{{32, 8, 8, 512, 256}, 8, 2, 96, 16, 96}, Row{{32, 64, 64, 192, 192}, 16, 1, 9, 1024, 132},
         Row{{32, 8, 8, 768, 768}, 8, 2, 216, 16, 216}, Row{{2, 28, 28, 64, 64}, 14, 1, 1, 16, 3},
         Row{{32, 64, 64, 192, 64, 1, 0}, 8, 1, 1, 2048, 66}, Row{{32, 16, 16, 192, 576, 1, 0}, 8, 1, 3, 128, 48},
-        Row{{32, 16, 16, 192, 192, 1, 0}, 8, 1, 3, 128, 48}, Row{{32, 8, 8, 256, 768, 1, 0}, 8, 1, 48, 32, 48}}) {
+        Row{{32, 16, 16, 192, 192, 1, 0}, 8, 1, 3, 128, 48}, Row{{32, 8, 8, 256, 768, 1, 0}, 8, 1, 48, 32, 48},
+        Row{{32, 64, 64, 128, 64, 1, 0, 1, DType::f32}, 4, 1, 1, 4096, 66},
+        Row{{32, 16, 16, 192, 576, 1, 0, 1, DType::f32}, 4, 1, 3, 256, 66},
+        Row{{32, 16, 16, 320, 192, 1, 0, 1, DType::f32}, 4, 1, 2, 256, 64},
+        Row{{32, 8, 8, 256, 768, 1, 0, 1, DType::f32}, 4, 1, 8, 64, 64}}) {
     const Graph body = wgrad(row.shapes);
-    const Placed placed = place(body, {}, h100());
+    const Placed placed = place(body, {.tf32 = row.shapes.dtype == DType::f32}, h100());
     const auto w = halo_wgrad(placed.spec);
     ASSERT_TRUE(w);
     const std::string where = fmt::format("{}x{} {} to {}", w->height, w->width, w->inputs, w->outputs);
@@ -294,7 +303,8 @@ TEST(WgradWgmma, LeavesTheRestToOthers) {
   EXPECT_FALSE(accepts({2, 8, 8, 64, 64, 3, 1, 2}));
   EXPECT_FALSE(accepts({2, 8, 8, 64, 64, 3, 1, 1, DType::f32}));
   EXPECT_TRUE(accepts({2, 8, 8, 64, 64, 3, 1, 1, DType::f32}, "h100", {.tf32 = true}));
-  EXPECT_FALSE(accepts({2, 8, 8, 64, 64, 1, 0, 1, DType::f32}, "h100", {.tf32 = true}));
+  EXPECT_FALSE(accepts({2, 8, 8, 64, 64, 1, 0, 1, DType::f32}));
+  EXPECT_TRUE(accepts({2, 8, 8, 64, 64, 1, 0, 1, DType::f32}, "h100", {.tf32 = true}));
   EXPECT_FALSE(accepts({2, 8, 8, 64, 64, 3, 1, 1, DType::f16}));
   EXPECT_FALSE(accepts(shapes, "h100", {.alignment = 8}));
 }

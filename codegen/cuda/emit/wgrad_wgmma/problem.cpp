@@ -21,7 +21,7 @@ using ir::Op;
 namespace {
 
 constexpr int64_t kTileRows = 16;  // Of 8 pixels: 128 pixels amortise the barriers, and five tiles fit.
-constexpr int64_t kLineRows = 8;
+constexpr int64_t kLineRows = 8, kFloatLineRows = 4;
 // 128 instructions of 16 pixels and 192 columns take about 7 microseconds, what 20 MB of partial sums cost both
 // kernels: 32 images of 8 x 8.
 constexpr int64_t kWholePixels = 2048, kUsualBatch = 32;
@@ -31,12 +31,12 @@ constexpr double kMostPairedFlops = 48e9;
 
 void cut(HaloWgrad& w) {
   const int64_t pixels = kUsualBatch * w.height * w.width;
-  // In f32 a block has all rows of taps: so few blocks take longer than partial sums.
+  // In f32 blocks are as large as they can be, for what is turned: so few take longer than partial sums.
   w.is_whole = !w.is_float() && pixels <= kWholePixels;
   const double flops = 2.0 * static_cast<double>(pixels) * static_cast<double>(w.outputs * w.inputs * w.taps * w.taps);
   w.cluster = !w.is_whole && flops <= kMostPairedFlops ? 2 : 1;
   if (w.is_line()) {
-    w.rows = kLineRows;
+    w.rows = w.is_float() ? kFloatLineRows : kLineRows;
     return;
   }
   // An instruction's 16 pixels are two rows.
@@ -50,7 +50,7 @@ void cut(HaloWgrad& w) {
 /// Whether the tensor cores multiply such operands as they are: in f32 those that were rounded.
 bool takes_elements(const KernelSpec& spec, const HaloWgrad& w) {
   if (w.dtype == DType::bf16) return true;
-  return w.dtype == DType::f32 && w.taps == 3 && !w.has_prologue() && spec.reads_tf32(w.image.inputs[0]) &&
+  return w.dtype == DType::f32 && !w.has_prologue() && spec.reads_tf32(w.image.inputs[0]) &&
          spec.reads_tf32(w.gradient);
 }
 

@@ -44,6 +44,7 @@ struct HaloWgrad {
   bool has_prologue() const { return image.has_prologue; }
   /// A filter of one tap sees all pixels of all images as one line.
   bool is_line() const { return taps == 1; }
+  bool is_float_line() const { return is_line() && is_float(); }
   int64_t pixels() const { return 8 * rows * images; }
   /// Of all images.
   int64_t tiles() const;
@@ -55,8 +56,7 @@ struct HaloWgrad {
 /// A stride-1 conv_wgrad in bf16 with a filter of 1 x 1 or 3 x 3 and channel counts that are multiples of 8 (a row of
 /// the copy engine's is a multiple of 16 bytes), whose results can be computed in runs of four elements; perhaps with a
 /// prologue, of one image or of two, which finishes no statistics. Or one of f32 operands that are rounded to tf32 in
-/// memory, with a filter of 3 x 3, multiples of 4 channels and no prologue. Nothing for what is left to the other
-/// emitters.
+/// memory, with multiples of 4 channels and no prologue. Nothing for what is left to the other emitters.
 std::optional<HaloWgrad> halo_wgrad(const KernelSpec& spec);
 
 /// What is the same at every batch, in one line: "engines 64x64x128 by 64x64x64, filter 3x3, pad 1, whole".

@@ -17,14 +17,14 @@ struct WgradTile {
   int64_t slots = 3;   ///< Tiles of pixels in the ring.
   int64_t blocks = 1;  ///< Of a processor at once.
 
-  /// Warpgroups that multiply.
-  int64_t consumers() const { return row_chunks * tap_rows; }
   bool operator==(const WgradTile&) const = default;
 };
 
 /// "1x1 chunks 3 tap rows 5 slots 1 blocks"
 std::string to_string(const WgradTile& tile);
 
+/// Warpgroups that multiply.
+int64_t consumers(const HaloWgrad& wgrad, const WgradTile& tile);
 /// Of a block of the kernel.
 int threads(const HaloWgrad& wgrad, const WgradTile& tile);
 /// Of the result.

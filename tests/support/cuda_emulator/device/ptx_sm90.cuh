@@ -295,6 +295,7 @@ template <int count>
 inline void multiply_registers(float (&)[count]) {}
 template <int count>
 inline void multiply_registers(unsigned (&)[count]) {}
+inline void compute_here(float*&) {}
 template <int count>
 inline void multiply_fresh_registers(float (&d)[count]) {
   for (float& x : d) x = __int_as_float(0x7fffffff);
@@ -322,6 +323,8 @@ inline void multiply_tf32(float (&d)[sums], unsigned long long a, unsigned long 
   static_assert(sums == 32 || sums == 64 || sums == 128);
   emulated::multiply_floats(d, sums * 2, emulated::matrix_of(a, true), emulated::matrix_of(b, true), accumulate);
 }
-inline void multiply_tf32(float (&d)[32], const unsigned (&a)[4], unsigned long long b) {
-  emulated::multiply_held_floats(d, 64, a, emulated::matrix_of(b, true));
+template <int sums>
+inline void multiply_tf32(float (&d)[sums], const unsigned (&a)[4], unsigned long long b) {
+  static_assert(sums == 32 || sums == 64 || sums == 96);
+  emulated::multiply_held_floats(d, sums * 2, a, emulated::matrix_of(b, true));
 }
