@@ -41,6 +41,18 @@ std::vector<ConvCase> cases() {
       {"odd_channels", conv({3, 14, 9, 72, 40}, After::all)},
       {"small_images", conv({5, 7, 7, 136, 72}, After::all)},
       {"tiny_images", conv({3, 3, 5, 16, 72}, After::time)},
+      // Images side by side in a tile: of 4 pixels' width and less, of 2 and less, higher than a tile.
+      {"images_abreast", conv({8, 4, 4, 64, 64}, After::residual)},
+      {"images_abreast_odd", conv({3, 4, 4, 96, 40}, After::all)},
+      {"images_abreast_ring", conv({21, 4, 4, 264, 72}, After::all)},
+      {"images_abreast_narrow", conv({7, 5, 3, 40, 136}, After::time)},
+      {"images_abreast_high", conv({3, 45, 4, 40, 64}, After::residual)},
+      {"images_abreast_wide_border", conv({5, 2, 2, 40, 64, 3, 2}, After::bias)},
+      {"images_abreast_no_border", conv({5, 6, 5, 40, 64, 3, 0}, After::all)},
+      {"images_abreast_turned", conv({9, 4, 4, 136, 72, 3, 1, true}, After::residual)},
+      {"images_abreast_concat", conv({6, 4, 4, 136, 64}, After::residual, Before::nothing, 64)},
+      {"four_images_abreast", conv({9, 2, 2, 72, 64}, After::all)},
+      {"four_images_abreast_of_one_pixel", conv({5, 1, 1, 72, 64}, After::time)},
       {"high_image", conv({1, 45, 10, 64, 64}, After::residual)},
       {"no_border", conv({2, 12, 11, 40, 64, 3, 0}, After::bias)},
       {"wide_border", conv({1, 9, 6, 40, 64, 3, 2}, After::time)},
@@ -91,6 +103,7 @@ INSTANTIATE_TEST_SUITE_P(All, ConvWgmmaCase, ::testing::ValuesIn(cases()),
 
 TEST(ConvWgmma, AnImageHasTheSameBitsInEveryBatchFromOneSource) {
   expect_same_bits_in_every_batch_from_one_source([](int64_t n) { return conv({n, 7, 9, 72, 64}, After::all); });
+  expect_same_bits_in_every_batch_from_one_source([](int64_t n) { return conv({n, 4, 4, 72, 64}, After::all); });
 }
 
 /// Bodies whose candidates are of every kind: taps resident or not, halos of one chunk or several, of a consumer or
@@ -99,6 +112,11 @@ std::vector<Graph> tiled() {
   return {conv({2, 18, 9, 64, 64}, After::residual), conv({2, 16, 16, 136, 72}, After::bias),
           conv({5, 7, 7, 64, 136}, After::time), conv({2, 9, 20, 192, 136, 1, 0}, After::all),
           conv({3, 7, 7, 136, 72, 3, 1, true}, After::residual)};
+}
+/// Likewise of images abreast, beside which three consumers have no room for a halo each.
+std::vector<Graph> tiled_abreast() {
+  return {conv({5, 4, 4, 72, 192}, After::all), conv({9, 4, 4, 64, 128}, After::residual),
+          conv({19, 2, 2, 64, 64, 3, 1, true}, After::residual)};
 }
 /// Likewise with a prologue, which leaves room for fewer consumers.
 std::vector<Graph> tiled_with_prologue() {
@@ -140,6 +158,18 @@ TEST(ConvWgmmaTiles, NoneChangesABit) {
   EXPECT_GT(seen.size(), 12u);
 }
 
+TEST(ConvWgmmaTiles, NoneChangesABitOfImagesAbreast) {
+  std::set<std::string> seen;
+  for (const Graph& body : tiled_abreast()) {
+    std::set<std::string> teams;  // Each kind of consumers, with each number of images, once for each body.
+    expect_same_bits(body, seen, [&](const std::string& tile) {
+      return teams.insert(tile.substr(0, tile.find(' ')) + team(tile)).second;
+    });
+  }
+  EXPECT_GT(seen.size(), 8u);
+  for (const std::string& tile : seen) EXPECT_TRUE(tile.starts_with("4x4x") || tile.starts_with("2x2x")) << tile;
+}
+
 TEST(ConvWgmmaTiles, NoneChangesABitOfAPrologue) {
   std::set<std::string> seen;
   for (const Graph& body : tiled_with_prologue()) {
@@ -154,6 +184,7 @@ TEST(ConvWgmmaTiles, NoneChangesABitOfAPrologue) {
 TEST(SlowConvWgmmaTiles, NoneOfAllChangesABit) {
   std::set<std::string> seen;
   for (const Graph& body : tiled()) expect_same_bits(body, seen, [](const std::string&) { return true; });
+  for (const Graph& body : tiled_abreast()) expect_same_bits(body, seen, [](const std::string&) { return true; });
   for (const Graph& body : tiled_with_prologue()) expect_same_bits(body, seen, [](const std::string&) { return true; });
   EXPECT_GT(seen.size(), 60);
 }
@@ -195,6 +226,7 @@ void expect_compile(const Graph& body, size_t most) {
 
 TEST(ConvWgmmaTiles, ThoseOfASmallImageCompileWithoutSpills) {
   expect_compile(conv({32, 8, 8, 128, 64, 3, 1, true}, After::residual), 6);
+  expect_compile(conv({32, 4, 4, 256, 256}, After::residual), 6);
 }
 
 // Those of the best estimates share halos, beside transformers too.
@@ -205,6 +237,7 @@ TEST(ConvWgmmaTiles, ThoseOfManyOutputsCompileWithoutSpills) {
 
 TEST(SlowConvWgmmaTiles, AllCompileWithoutSpills) {
   std::vector<Graph> bodies = tiled();
+  for (const Graph& body : tiled_abreast()) bodies.push_back(body);
   bodies.push_back(conv({2, 32, 32, 448, 64}, After::all));
   bodies.push_back(conv({2, 8, 8, 256, 64}, After::all));
   bodies.push_back(conv({2, 64, 64, 64, 64}, After::residual));
@@ -252,6 +285,10 @@ TEST(ConvWgmma, ABlockGoesOnThroughATightRing) {
       {{5, 7, 7, 136, 192, 3, 1, true}, After::bias, {8, 1, 2, 2, 1, 3, true}},
       {{3, 18, 20, 64, 128}, After::residual, {16, 1, 2, 2, 1, 2, true}, Before::normalise},
       {{5, 7, 7, 72, 136}, After::residual, {8, 1, 3, 4, 1, 3, true}, Before::finish},
+      // Images abreast: a halo for each consumer or one for two, taps resident or not, an operand.
+      {{35, 4, 4, 64, 64}, After::residual, {.rows = 4, .images = 2, .halo_slots = 3, .tap_slots = 9, .abreast = 2}},
+      {{35, 4, 4, 136, 64}, After::bias, {.rows = 4, .images = 2, .halo_slots = 4, .tap_slots = 2, .abreast = 2}},
+      {{35, 4, 4, 136, 128}, After::residual, {4, 2, 2, 2, 1, 2, true, 2}},
       // Images of many strips, in whose midst a block may begin; more parts than a thread holds at once.
       {{3, 40, 20, 64, 64}, After::residual, {16, 1, 4, 9, 1, 2}, Before::finish},
       {{3, 18, 20, 64, 128}, After::residual, {16, 1, 2, 2, 1, 2, true}, Before::finish},
@@ -360,6 +397,23 @@ TEST(ConvWgmmaMaps, SayWhereTensorsLie) {
   for (size_t i = 0; i < 4; ++i) {
     EXPECT_EQ(draft.arguments[i], (Argument{Argument::Kind::tensor_map, static_cast<int64_t>(i)}));
   }
+}
+
+// Row after row of all images in a box, and of the halo no border to the left and right.
+TEST(ConvWgmmaMaps, SayWhereImagesAbreastLie) {
+  const Graph body = conv({7, 4, 3, 64, 192});
+  const Placed placed = place(body, {}, h100());
+  const HaloTile tile{.rows = 4, .images = 2, .halo_slots = 4, .tap_slots = 4, .abreast = 2};
+  const KernelDraft draft = halo_conv_kernel(placed.spec, *halo_conv(placed.spec), tile);
+  const int64_t c = 64 * 2, k = 192 * 2;
+  EXPECT_TRUE(
+      draft.tensor_maps.at(0) ==
+      (TensorMapSpec{
+          placed.spec.operands[0], DType::bf16, {64, 3, 7, 4}, {c, 12 * c, 3 * c}, {64, 4, 4, 6}, {1, 1, 1, 1}}));
+  EXPECT_TRUE(
+      draft.tensor_maps.at(2) ==
+      (TensorMapSpec{
+          placed.spec.results[0], DType::bf16, {192, 3, 7, 4}, {k, 12 * k, 3 * k}, {64, 4, 4, 4}, {1, 1, 1, 1}}));
 }
 
 TEST(ConvWgmma, LeavesTheRestToOthers) {

@@ -94,6 +94,11 @@ std::vector<Case> cases() {
       {"high", conv({1, 45, 10, 64, 64}, bf16)},
       {"low", conv({5, 8, 8, 136, 72}, bf16)},
       {"tiny", conv({5, 3, 5, 16, 72}, bf16)},
+      {"abreast", conv({9, 4, 4, 72, 72}, bf16, true)},
+      {"abreast_ragged", conv({7, 20, 3, 40, 64}, bf16, true)},
+      {"abreast_pointwise", conv({5, 4, 4, 136, 64, 1}, bf16, true)},
+      {"abreast_pairs", conv({13, 2, 2, 64, 72}, bf16)},
+      {"abreast_in_place", conv({3, 4, 4, 64, 64}, bf16, true), "h100", 1, {.in_place = {{0, 3}}}},
       {"pointwise", conv({2, 16, 24, 72, 136, 1}, bf16, true)},
       {"pointwise_ragged", conv({3, 5, 7, 72, 40, 1}, bf16)},
       {"in_place", conv({2, 9, 8, 64, 64}, bf16, true), "h100", 1, {.in_place = {{0, 3}}}},
@@ -109,6 +114,8 @@ std::vector<Case> cases() {
       {"tf32", conv({2, 32, 8, 64, 64}, f32), "h100", 1, {.tf32 = true}},
       {"tf32_ragged", conv({3, 14, 9, 36, 100}, f32, true), "h100", 1, {.tf32 = true}},
       {"tf32_low", conv({5, 7, 7, 100, 20}, f32, true), "h100", 1, {.tf32 = true}},
+      {"tf32_abreast", conv({5, 4, 4, 36, 100}, f32, true), "h100", 1, {.tf32 = true}},
+      {"tf32_abreast_pairs", conv({19, 2, 2, 36, 64}, f32, true), "h100", 1, {.tf32 = true}},
       {"tf32_pointwise", conv({2, 16, 24, 72, 136, 1}, f32, true), "h100", 1, {.tf32 = true}},
       {"tf32_in_place", conv({2, 9, 8, 64, 64}, f32, true), "h100", 1, {.tf32 = true, .in_place = {{0, 3}}}},
       {"f32", conv({3, 8, 16, 20, 36}, f32), "a100"},
@@ -181,6 +188,8 @@ std::vector<Case> sums() {
       {"strips", gradient({2, 32, 24, 64, 72}), "h100", 3},
       {"ragged", gradient({3, 21, 9, 72, 40}), "h100", 3},
       {"pointwise", gradient({2, 16, 16, 136, 64, 1}), "h100", 3},
+      {"abreast", gradient({7, 4, 4, 136, 72}), "h100", 2},
+      {"abreast_high", gradient({3, 20, 3, 40, 72}), "h100", 3},
       {"apart", gradient({3, 9, 8, 64, 64}), "a100", 4},
       {"tf32", gradient({2, 32, 24, 32, 72}, DType::f32), "h100", 3, {.tf32 = true}},
       {"tf32_ragged", gradient({3, 21, 9, 72, 36}, DType::f32), "h100", 3, {.tf32 = true}},
@@ -250,20 +259,21 @@ TEST(Strips, NoTileChangesABit) {
 }
 
 TEST(StripSums, NoTileChangesABit) {
-  const Graph body = gradient({2, 16, 16, 64, 64});
-  const TensorMap inputs = random_inputs(body, false);
-  const Placed placed = place(body, {}, h100());
-  const HaloConv halo = *halo_conv(placed.spec);
-  TensorMap first;
-  for (const HaloTile& tile : candidates(halo, h100())) {
-    Recorder recorder;
-    const KernelSpec strips = with_strip_sums(placed.spec, halo, recorder);
-    recorder.launch(halo_conv_kernel(strips, halo, tile));
-    add_strip_sums(placed.spec, strips, halo, recorder);
-    const TensorMap got = run_drafts(placed, recorder, inputs, "sm_90a");
-    if (first.empty()) first = got;
-    for (const auto& [name, tensor] : got) {
-      EXPECT_EQ(tensor.data, first.at(name).data) << to_string(tile) << ", output " << name;
+  for (const Graph& body : {gradient({2, 16, 16, 64, 64}), gradient({6, 4, 4, 64, 64})}) {
+    const TensorMap inputs = random_inputs(body, false);
+    const Placed placed = place(body, {}, h100());
+    const HaloConv halo = *halo_conv(placed.spec);
+    TensorMap first;
+    for (const HaloTile& tile : candidates(halo, h100())) {
+      Recorder recorder;
+      const KernelSpec strips = with_strip_sums(placed.spec, halo, recorder);
+      recorder.launch(halo_conv_kernel(strips, halo, tile));
+      add_strip_sums(placed.spec, strips, halo, recorder);
+      const TensorMap got = run_drafts(placed, recorder, inputs, "sm_90a");
+      if (first.empty()) first = got;
+      for (const auto& [name, tensor] : got) {
+        EXPECT_EQ(tensor.data, first.at(name).data) << to_string(tile) << ", output " << name;
+      }
     }
   }
 }
@@ -277,6 +287,8 @@ TEST(SlowStrips, NoTileSpills) {
                             {2, 32, 32, 128, 128},
                             {2, 8, 8, 256, 256},
                             {2, 20, 9, 64, 64},
+                            {8, 4, 4, 256, 256},
+                            {8, 20, 3, 64, 64},
                             {2, 16, 16, 192, 192, 1}}) {
       for (const Graph& body : {conv(s, DType::bf16, residual), gradient(s)}) {
         const Placed placed = place(body, {}, h100());
@@ -291,8 +303,8 @@ TEST(SlowStrips, NoTileSpills) {
 }
 
 TEST(Strips, AnImageHasTheSameBitsInEveryBatchFromOneSource) {
-  for (const char* device : {"h100", "a100"}) {
-    const auto of_batch = [&](int64_t n) { return Case{"", conv({n, 8, 8, 72, 64}, DType::bf16, true), device}; };
+  for (const auto& [device, size] : {std::pair("h100", 8), {"h100", 4}, {"a100", 8}}) {
+    const auto of_batch = [&](int64_t n) { return Case{"", conv({n, size, size, 72, 64}, DType::bf16, true), device}; };
     const Case large = of_batch(9);
     const Placed placed = place(large.body, {}, large.spec());
     const TensorMap from = random_inputs(large.body, false);
@@ -310,7 +322,8 @@ TEST(Strips, AnImageHasTheSameBitsInEveryBatchFromOneSource) {
         inputs[name] = ir::Tensor(type, head(tensor, type.elements()));
       }
       for (const auto& [name, tensor] : run_drafts(now, emitted(now), inputs, small.architecture())) {
-        EXPECT_EQ(tensor.data, head(want.at(name), tensor.type.elements())) << device << batch << ", output " << name;
+        EXPECT_EQ(tensor.data, head(want.at(name), tensor.type.elements()))
+            << device << size << ", " << batch << ", output " << name;
       }
     }
   }

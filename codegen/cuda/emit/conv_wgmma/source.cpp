@@ -21,19 +21,31 @@ TensorMapSpec dense_map(ir::DType dtype, const Argument& start, const ir::Shape&
   return map;
 }
 
-TensorMapSpec image_map(const HaloConv& c, const HaloTile& tile, const Argument& start, int64_t channels) {
-  if (c.is_line())
-    return dense_map(c.dtype, start, {1, 1, c.batch * c.image_h * c.image_w, channels},
+/// Of a part of the channels of images, or of one line of pixels. A box of images abreast holds row after row of them
+/// all.
+TensorMapSpec pixel_map(const HaloConv& c, const HaloTile& tile, const Argument& start, const ir::Shape& shape,
+                        int64_t wide, int64_t high) {
+  if (c.is_line()) {
+    return dense_map(c.dtype, start, {1, 1, shape[0] * shape[1] * shape[2], shape[3]},
                      {c.chunk(), tile.pixels(), 1, 1});
-  return dense_map(c.dtype, start, {c.batch, c.image_h, c.image_w, channels},
-                   {c.chunk(), 8 + c.taps - 1, tile.rows + c.taps - 1, tile.images});
+  }
+  TensorMapSpec map = dense_map(c.dtype, start, shape, {c.chunk(), wide, high, tile.all_images()});
+  if (tile.is_dense()) {
+    for (std::vector<int64_t>* of : {&map.extents, &map.box}) std::swap((*of)[2], (*of)[3]);
+    std::swap(map.strides[1], map.strides[2]);
+  }
+  return map;
+}
+
+TensorMapSpec image_map(const HaloConv& c, const HaloTile& tile, const Argument& start, int64_t channels) {
+  const int64_t border = c.taps - 1;
+  return pixel_map(c, tile, start, {c.batch, c.image_h, c.image_w, channels},
+                   tile.width() + (tile.is_dense() ? 0 : border), tile.rows + border);
 }
 
 /// Of the result, and of what is read like it: a part of its channels.
 TensorMapSpec result_map(const HaloConv& c, const HaloTile& tile, const Argument& start) {
-  if (c.is_line())
-    return dense_map(c.dtype, start, {1, 1, c.batch * c.height * c.width, c.outputs}, {c.chunk(), tile.pixels(), 1, 1});
-  return dense_map(c.dtype, start, {c.batch, c.height, c.width, c.outputs}, {c.chunk(), 8, tile.rows, tile.images});
+  return pixel_map(c, tile, start, {c.batch, c.height, c.width, c.outputs}, tile.width(), tile.rows);
 }
 
 Parameters::Maps tensor_maps(const KernelSpec& spec, const HaloConv& c, const HaloTile& tile) {
@@ -57,10 +69,11 @@ Parameters::Maps tensor_maps(const KernelSpec& spec, const HaloConv& c, const Ha
 std::string layout_type(const HaloConv& c, const HaloTile& tile) {
   return fmt::format(
       "conv::Layout<conv::Problem<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>, "
-      "conv::Tile<{}, {}, {}, {}, {}, {}, {}>>",
+      "conv::Tile<{}, {}, {}, {}, {}, {}, {}, {}>>",
       c.is_line() ? 1 : c.height, c.is_line() ? 1 : c.width, c.inputs, c.outputs, c.taps, c.pad, c.is_turned,
       c.residual >= 0, c.has_prologue(), c.first_inputs, c.has_finish, c.dtype == ir::DType::f32 ? "f32" : "bf16",
-      tile.rows, tile.images, tile.halo_slots, tile.tap_slots, tile.blocks, tile.consumers, tile.shares_halo);
+      tile.rows, tile.images, tile.halo_slots, tile.tap_slots, tile.blocks, tile.consumers, tile.shares_halo,
+      tile.abreast);
 }
 
 /// What is done with the sums. Operands are read at coordinates inside the result, though the tile may reach beyond it.

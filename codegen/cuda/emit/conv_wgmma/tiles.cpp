@@ -31,6 +31,9 @@ int64_t output_works(const HaloConv& conv, const HaloTile& tile) {
   return ceil_div(conv.outputs, 64 * tile.output_chunks());
 }
 
+/// Of the pixels of a tile, those of one instruction.
+int64_t product_pixels(const HaloTile& tile) { return tile.is_dense() ? tile.pixels() : 8 * tile.rows; }
+
 /// Warpgroups.
 int64_t transformers(const HaloConv& conv, const HaloTile& tile) {
   return conv.has_prologue() ? (tile.blocks == 1 && tile.consumers < 3 ? 2 : 1) : 0;
@@ -109,6 +112,30 @@ bool transforms_beside(const HaloConv& conv, const HaloTile& tile) {
   return registers_of(conv, tile) >= kTransformer;
 }
 
+/// Images side by side in a tile: those that are no wider than half of it. A prologue sees to one at a time.
+int64_t images_abreast(const HaloConv& conv) {
+  if (conv.is_line() || conv.has_prologue() || conv.width > 4) return 1;
+  return conv.width > 2 ? 2 : 4;
+}
+
+/// Tiles of pixels alone. There are several images only where one covers an image's height.
+std::vector<HaloTile> pixel_tiles(const HaloConv& conv) {
+  constexpr int64_t kLeastPixels = 64, kMostPixels = 256;
+  const int64_t abreast = images_abreast(conv);
+  std::vector<HaloTile> tiles;
+  for (const int64_t rows : {32, 16, 8, 4, 2}) {
+    // Of images abreast it takes more, rather than be higher than they are.
+    const bool is_fit = abreast == 1 ? rows >= 8 : rows == 2 || rows < 2 * conv.height;
+    if (!is_fit || (conv.has_strips() && rows % ir::kStripHeight != 0 && rows < conv.height)) continue;
+    for (int64_t images = 1; 8 * rows * images <= kMostPixels; images *= 2) {
+      if (images > 1 && (conv.is_line() || rows < conv.height)) break;
+      if (8 * rows * images < kLeastPixels) continue;
+      tiles.push_back({.rows = rows, .images = images, .abreast = abreast});
+    }
+  }
+  return tiles;
+}
+
 /// What the estimates are made of: cycles and bytes of a work, of which blocks have `rounds` each.
 struct Costs {
   const HaloConv& conv;
@@ -155,7 +182,7 @@ struct Costs {
     constexpr double kSharedRate = 4500, kOwnRate = 90, kLaunch = 4500;
     const double rate = std::min(kOwnRate, kSharedRate / processors);
     // Instructions of 64 pixels are bound by what they read.
-    const double compute = product * (tile.rows == 8 ? 1.1 : 1.0) + transforms();
+    const double compute = product * (product_pixels(tile) == 64 ? 1.1 : 1.0) + transforms();
     // Between two works: where they take turns, one consumer stores while another multiplies.
     double between = in_turns ? 900 : 12 * pixels;
     if (conv.residual >= 0) between += (in_turns ? 20 : 16) * pixels;
@@ -173,7 +200,7 @@ struct Costs {
   double of_single_tap() const {
     constexpr double kSharedRate = 6500, kOwnRate = 64, kLatency = 1270, kLaunch = 7900;
     const double rate = std::min(kOwnRate, kSharedRate / processors);
-    const double compute = product * (tile.rows == 8 ? 1.38 : 1.0) + transforms();
+    const double compute = product * (product_pixels(tile) == 64 ? 1.38 : 1.0) + transforms();
     // What is on its way: slots but those that are multiplied or transformed.
     const auto copies = static_cast<double>(tile.halos() * conv.chunks());
     const int64_t used = (is_resident ? 1 : tile.halos()) + (conv.has_prologue() ? 1 : 0);
@@ -197,8 +224,8 @@ struct Costs {
 }  // namespace
 
 std::string to_string(const HaloTile& t) {
-  return fmt::format("8x{}x{} {} consumers {} halos {} taps {} blocks{}", t.rows, t.images, t.consumers, t.halo_slots,
-                     t.tap_slots, t.blocks, t.shares_halo ? ", shared halos" : "");
+  return fmt::format("{}x{}x{} {} consumers {} halos {} taps {} blocks{}", t.width(), t.rows, t.all_images(),
+                     t.consumers, t.halo_slots, t.tap_slots, t.blocks, t.shares_halo ? ", shared halos" : "");
 }
 
 int threads(const HaloConv& conv, const HaloTile& tile) {
@@ -209,7 +236,9 @@ int threads(const HaloConv& conv, const HaloTile& tile) {
 bool is_resident(const HaloConv& conv, const HaloTile& tile) { return tile.tap_slots == all_taps(conv); }
 
 int64_t halo_bytes(const HaloConv& conv, const HaloTile& tile) {
-  return tile.images * (tile.rows + conv.taps - 1) * (8 + conv.taps - 1) * 128;
+  const int64_t border = conv.taps - 1;
+  if (tile.is_dense()) return conv.taps * (tile.rows + border) * 8 * tile.images * 128;
+  return tile.images * (tile.rows + border) * (8 + border) * 128;
 }
 
 int64_t shared_bytes(const HaloConv& conv, const HaloTile& tile) {
@@ -221,9 +250,9 @@ int64_t shared_bytes(const HaloConv& conv, const HaloTile& tile) {
 }
 
 int64_t work_count(const HaloConv& conv, const HaloTile& tile, int64_t batch) {
-  const int64_t tiles = conv.is_line()
-                            ? ceil_div(batch * conv.height * conv.width, tile.pixels())
-                            : ceil_div(conv.width, 8) * ceil_div(conv.height, tile.rows) * ceil_div(batch, tile.images);
+  const int64_t tiles = conv.is_line() ? ceil_div(batch * conv.height * conv.width, tile.pixels())
+                                       : ceil_div(conv.width, tile.width()) * ceil_div(conv.height, tile.rows) *
+                                             ceil_div(batch, tile.all_images());
   return ceil_div(tiles, tile.halos()) * output_works(conv, tile);
 }
 
@@ -254,17 +283,12 @@ std::vector<HaloTile> candidates(const HaloConv& conv, const ir::DeviceSpec& dev
     // Not where some would have none; nor have results in f32, of two parts, slots of their own.
     if (shares_halo && (ceil_div(conv.outputs, 64) % consumers != 0 || conv.parts() > 1)) continue;
     const int64_t room = room_of(blocks, device);
-    for (const int64_t rows : {32, 16, 8}) {
-      for (int64_t images = 1; rows * images * 8 <= 256; images *= 2) {
-        // Several images only where one tile covers an image's height.
-        if (images > 1 && (conv.is_line() || rows < conv.height)) break;
-        if (conv.has_strips() && rows % ir::kStripHeight != 0 && rows < conv.height) break;  // No whole strips.
-        const HaloTile shape{rows, images, 0, 0, blocks, consumers, shares_halo};
-        if (needed_registers(conv, shape) > registers_of(conv, shape)) break;
-        if (conv.has_prologue() && !transforms_beside(conv, shape)) break;
-        add_resident(tiles, conv, shape, room);
-        add_ring(tiles, conv, shape, room);
-      }
+    for (HaloTile tile : pixel_tiles(conv)) {
+      tile.blocks = blocks, tile.consumers = consumers, tile.shares_halo = shares_halo;
+      if (needed_registers(conv, tile) > registers_of(conv, tile)) continue;
+      if (conv.has_prologue() && !transforms_beside(conv, tile)) continue;
+      add_resident(tiles, conv, tile, room);
+      add_ring(tiles, conv, tile, room);
     }
   }
   // Unmeasured, a tile is taken from those that the estimate was fitted to; with a prologue, or in f32, it was to none.
