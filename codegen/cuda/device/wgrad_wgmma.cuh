@@ -12,6 +12,10 @@
 // of taps, or further output channels. For a filter of 1 x 1 all pixels of all images are one line, and a block has up
 // to three times 64 output channels, one for each consumer, and up to three times 64 input channels, the chunks.
 //
+// Images of 4 or 2 pixels' width lie side by side, `abreast` of them, in the 8 columns of a tile, and a row of all of
+// its images follows the row above (conv_wgmma.cuh). Their x is loaded once for each tap of a row, that much further on
+// and no wider than the image: from one chunk of columns to the next is from one copy to the next.
+//
 // The W units, block by block, are shared out evenly: group g of G, a block of the kernel, takes units g W / G to
 // (g + 1) W / G, which may begin in one block of the result and end in another. For each it writes its partial sums,
 // and a second kernel adds those of one block in the order of g. So the order follows from the shape, the batch and G,
@@ -53,13 +57,14 @@ struct Problem {
 
 /// `row_chunks`, `column_chunks`: 64s of output and of input channels in a block of the result; `tap_rows`: rows of the
 /// filter's taps in it, all or one; `blocks`: of the kernel, on a processor at once; `cluster`: those of a group, 1 or
-/// 2.
+/// 2; `abreast`: images side by side, 1, 2 or 4, in place of each of `images`.
 template <int rows_, int images_, int slots_, int row_chunks_, int column_chunks_, int tap_rows_, int blocks_,
-          int cluster_>
+          int cluster_, int abreast_ = 1>
 struct Tile {
   static constexpr int rows = rows_, images = images_, slots = slots_;
   static constexpr int row_chunks = row_chunks_, column_chunks = column_chunks_, tap_rows = tap_rows_;
   static constexpr int blocks = blocks_, cluster = cluster_;
+  static constexpr int abreast = abreast_, width = 8 / abreast;  ///< Of an image's part.
 };
 
 template <class Problem_, class Tile_>
@@ -75,7 +80,8 @@ struct Layout {
   static constexpr int makers = turners + transformers;  ///< Of what consumers wait for besides the copies.
   static constexpr int threads = consumers * warpgroup + (Problem::has_prologue ? warpgroup : 32 * (1 + turners));
   static constexpr int pixels = 8 * Tile::rows * Tile::images;
-  static constexpr int tiles_x = (Problem::width + 7) / 8, tiles_y = (Problem::height + Tile::rows - 1) / Tile::rows;
+  static constexpr int tiles_x = (Problem::width + Tile::width - 1) / Tile::width;
+  static constexpr int tiles_y = (Problem::height + Tile::rows - 1) / Tile::rows;
 
   static constexpr int block_outputs = 64 * Tile::row_chunks, block_inputs = 64 * Tile::column_chunks;
   static constexpr int blocks_y = (Problem::outputs + block_outputs - 1) / block_outputs;
@@ -85,9 +91,12 @@ struct Layout {
   static constexpr int sums = columns / 2;                      ///< Of a thread.
 
   static constexpr int pixel_bytes = 128;
-  static constexpr int halo_pitch = (8 + Problem::filter - 1) * pixel_bytes;
-  static constexpr int halo_image = (Tile::rows + Tile::tap_rows - 1) * halo_pitch;
-  static constexpr int halo_part = Tile::images * halo_image, chunk_part = pixels * pixel_bytes;
+  static constexpr bool is_dense = Tile::abreast > 1;  ///< The pixels that a tap meets are one piece.
+  /// From a row of a halo to the next, and from one piece to the next: an image, or all of them for a tap of a row.
+  static constexpr int halo_pitch = (is_dense ? 8 * Tile::images : 8 + Problem::filter - 1) * pixel_bytes;
+  static constexpr int halo_piece = (Tile::rows + Tile::tap_rows - 1) * halo_pitch;
+  static constexpr int pieces = is_dense ? Problem::filter : Tile::images;
+  static constexpr int halo_part = pieces * halo_piece, chunk_part = pixels * pixel_bytes;
   static constexpr int halo_bytes = Problem::parts * halo_part;    ///< Of one chunk of x.
   static constexpr int chunk_bytes = Problem::parts * chunk_part;  ///< Of one chunk of dy.
   /// From one part of x to the next: threads count its pixels from a multiple of 1024 bytes on.
@@ -109,6 +118,7 @@ struct Layout {
 
   static_assert(Tile::rows % 2 == 0 && (is_line ? Tile::images == 1 : Tile::column_chunks == 1));
   static_assert(!Problem::is_float || (Tile::tap_rows == 3 && Tile::blocks == 1));
+  static_assert(!is_dense || (!is_line && !Problem::is_float && !Problem::has_prologue));
   static_assert(Problem::filter % Tile::tap_rows == 0 && (Tile::row_chunks == 1 || Tile::tap_rows == 1));
   static_assert(Tile::cluster == 1 || (Tile::cluster == 2 && owners * own_runs * 16 <= barriers_at));
 
@@ -365,24 +375,33 @@ class Producer {
         load_x(x + i * L::halo_bytes, full, origin.input + i * 64, at, 0, 0);
       }
     } else {
-      const int line = quotient<L::tiles_x>(tile), image = quotient<L::tiles_y>(line) * L::Tile::images;
-      const int at_x = remainder_of<L::tiles_x>(tile) * 8, at_y = remainder_of<L::tiles_y>(line) * L::Tile::rows;
+      const int line = quotient<L::tiles_x>(tile);
+      const int image = quotient<L::tiles_y>(line) * (L::Tile::images * L::Tile::abreast);
+      const int at_x = remainder_of<L::tiles_x>(tile) * L::Tile::width;
+      const int at_y = remainder_of<L::tiles_y>(line) * L::Tile::rows;
+      const int x_at_y = at_y - L::Problem::pad + origin.tap_row;
 #pragma unroll
       for (int i = 0; i < L::Tile::row_chunks * L::Problem::parts; ++i) {
-        tensor_load(dy + i * L::chunk_part, dy_, full, origin.output + i * (64 / L::Problem::parts), at_x, at_y, image);
+        tensor_load(dy + i * L::chunk_part, dy_, full, origin.output + i * (64 / L::Problem::parts), at_x,
+                    L::is_dense ? image : at_y, L::is_dense ? at_y : image);
       }
 #pragma unroll
-      for (int i = 0; i < L::Problem::parts; ++i) {
-        load_x(x + i * L::halo_stride, full, origin.input + i * (64 / L::Problem::parts), at_x - L::Problem::pad,
-               at_y - L::Problem::pad + origin.tap_row, image);
+      for (int i = 0; i < (L::is_dense ? L::pieces : L::Problem::parts); ++i) {
+        if constexpr (L::is_dense) {
+          load_x(x + i * L::halo_piece, full, origin.input, at_x - L::Problem::pad + i, image, x_at_y);
+        } else {
+          load_x(x + i * L::halo_stride, full, origin.input + i * (64 / L::Problem::parts), at_x - L::Problem::pad,
+                 x_at_y, image);
+        }
       }
     }
     place_.advance();
   }
-  __device__ __forceinline__ void load_x(void* to, Barrier* full, int channel, int at_x, int at_y, int image) const {
+  /// At a row of an image, or where they are abreast at an image and its row: the order in a box.
+  __device__ __forceinline__ void load_x(void* to, Barrier* full, int channel, int at_x, int second, int third) const {
     const bool is_first = L::Problem::first_inputs == L::Problem::inputs || channel < L::Problem::first_inputs;
-    tensor_load(to, is_first ? x_ : second_, full, channel - (is_first ? 0 : L::Problem::first_inputs), at_x, at_y,
-                image);
+    tensor_load(to, is_first ? x_ : second_, full, channel - (is_first ? 0 : L::Problem::first_inputs), at_x, second,
+                third);
   }
 
   const Shared<L> shared_;
@@ -563,16 +582,16 @@ class Consumer {
     barrier_wait(L::Problem::has_prologue ? shared_.ready(place_.slot) : shared_.full(place_.slot), place_.parity);
     const unsigned char* rows = shared_.dy(place_.slot) + L::row_chunk(number_) * L::chunk_bytes;
     const unsigned char* columns = shared_.x(place_.slot) + L::tap_row(number_) * L::halo_pitch;
-    const unsigned long long a = matrix_descriptor(rows, 8 * L::pixel_bytes);
-    const unsigned long long b = matrix_descriptor(columns, L::halo_pitch, L::is_line ? L::halo_bytes : L::pixel_bytes);
+    constexpr int kRow = 8 * L::pixel_bytes, kTap = L::is_dense ? L::halo_piece : L::pixel_bytes;
+    const unsigned long long a = matrix_descriptor(rows, kRow);
+    const unsigned long long b =
+        matrix_descriptor(columns, L::is_dense ? kRow : L::halo_pitch, L::is_line ? L::halo_bytes : kTap);
     multiply_fence();
 #pragma unroll
-    for (int image = 0; image < L::Tile::images; ++image) {
-#pragma unroll
-      for (int row = 0; row < L::Tile::rows; row += 2) {
-        multiply_bf16<1, 1>(sums_, matrix_moved(a, (image * L::Tile::rows + row) * 8 * L::pixel_bytes),
-                            matrix_moved(b, image * L::halo_image + row * L::halo_pitch), true);
-      }
+    for (int row = 0; row < L::Tile::images * L::Tile::rows; row += 2) {
+      const int of_image = row / L::Tile::rows * L::halo_piece + row % L::Tile::rows * L::halo_pitch;
+      multiply_bf16<1, 1>(sums_, matrix_moved(a, row * kRow), matrix_moved(b, L::is_dense ? row * kRow : of_image),
+                          true);
     }
     multiply_commit();
   }

@@ -9,6 +9,7 @@
 #include "codegen/cuda/emit/contraction/problem.h"
 #include "codegen/cuda/emit/contraction/sum.h"
 #include "codegen/cuda/emit/epilogue.h"
+#include "codegen/cuda/emit/halo.h"
 #include "codegen/cuda/emit/prologue.h"
 #include "codegen/cuda/emit/wgrad_wgmma/problem.h"
 #include "codegen/cuda/emit/wgrad_wgmma/tiles.h"
@@ -25,10 +26,10 @@ namespace {
 
 std::string layout_type(const HaloWgrad& w, const WgradTile& tile) {
   return fmt::format(
-      "wgrad::Layout<wgrad::Problem<{}, {}, {}, {}, {}, {}, {}{}>, wgrad::Tile<{}, {}, {}, {}, {}, {}, {}, {}>>",
+      "wgrad::Layout<wgrad::Problem<{}, {}, {}, {}, {}, {}, {}{}>, wgrad::Tile<{}, {}, {}, {}, {}, {}, {}, {}, {}>>",
       w.is_line() ? 1 : w.height, w.is_line() ? 1 : w.width, w.inputs, w.outputs, w.taps, w.pad,
       w.is_float() ? "f32" : "bf16", w.has_prologue() ? fmt::format(", {}, true", w.first_inputs) : "", w.rows,
-      w.images, tile.slots, tile.row_chunks, tile.column_chunks, tile.tap_rows, tile.blocks, w.cluster);
+      w.images, tile.slots, tile.row_chunks, tile.column_chunks, tile.tap_rows, tile.blocks, w.cluster, w.abreast);
 }
 
 /// Images of one tensor, and the boxes of 128 bytes of its channels that a tile takes: so many pixels wider and higher.
@@ -40,10 +41,12 @@ TensorMapSpec image_map(const HaloWgrad& w, const Argument& start, int64_t heigh
     map.box = {64, w.pixels(), 1, 1};
   } else {
     map.extents = {channels, width, height, w.batch};
-    map.box = {128 / ir::size_of(w.dtype), 8 + wider, w.rows + higher, w.images};
+    map.box = {128 / ir::size_of(w.dtype), 8 / w.abreast + (w.is_dense() ? 0 : wider), w.rows + higher,
+               w.images * w.abreast};
   }
   int64_t bytes = ir::size_of(map.dtype);
   for (size_t d = 0; d + 1 < map.extents.size(); ++d) map.strides.push_back(bytes *= map.extents[d]);
+  if (w.is_dense()) put_images_before_rows(map);
   return map;
 }
 

@@ -97,6 +97,17 @@ std::vector<Case> cases() {
       {"half_wanted", wgrad({2, 8, 9, 24, 24}, After::two_results), 3, {.unwanted = {0}}},
       {"whole_half_wanted", wgrad({2, 8, 8, 24, 24}, After::two_results), 3, {.unwanted = {0}}},
       {"whole_tiny_images", wgrad({9, 3, 5, 16, 72}), 4},
+      // Images side by side in a tile: of 4 pixels' width and less, of 2 and less, higher than a tile.
+      {"abreast", wgrad({8, 4, 4, 64, 64}, After::two_results)},
+      {"abreast_odd", wgrad({3, 4, 4, 96, 40}, After::scaled)},
+      {"abreast_in_parts", wgrad({130, 4, 4, 40, 72}, After::scaled)},
+      {"abreast_narrow", wgrad({7, 5, 3, 136, 72})},
+      {"abreast_high", wgrad({3, 45, 4, 40, 72})},
+      {"abreast_high_pairs", wgrad({3, 20, 4, 72, 136}), 14},
+      {"abreast_no_border", wgrad({5, 6, 5, 40, 64, 3, 0})},
+      {"abreast_wide_border", wgrad({5, 2, 2, 40, 64, 3, 2})},
+      {"four_abreast", wgrad({21, 2, 2, 72, 64})},
+      {"four_abreast_of_one_pixel", wgrad({5, 1, 1, 64, 72})},
       // In tf32.
       {"tf32_low_images", wgrad({6, 8, 8, 36, 68, 3, 1, 1, DType::f32}, After::two_results), 6, {.tf32 = true}},
       {"tf32_many_low_images", wgrad({33, 8, 8, 40, 72, 3, 1, 1, DType::f32}), 6, {.tf32 = true}},
@@ -158,7 +169,7 @@ TEST(WgradWgmma, ManySmallImagesAreAddedByASecondKernel) {
 
 std::vector<Graph> tiled() {
   return {wgrad({5, 7, 7, 72, 136}, After::scaled), wgrad({33, 8, 8, 8, 72}), wgrad({9, 5, 7, 72, 136, 1, 0}),
-          wgrad({1, 20, 20, 72, 40})};
+          wgrad({1, 20, 20, 72, 40}), wgrad({33, 4, 4, 72, 136})};
 }
 
 TEST(WgradWgmmaTiles, NoneChangesABit) {
@@ -235,9 +246,10 @@ TEST(WgradWgmma, CutsTheMeasuredShapes) {
         Row{{32, 32, 32, 320, 128}, 16, 1, 10, 256, 60}, Row{{32, 16, 16, 192, 192}, 16, 1, 9, 64, 63},
         Row{{32, 8, 8, 256, 256}, 8, 2, 48, 16, 48}, Row{{128, 8, 8, 256, 256}, 8, 2, 48, 64, 192},
         Row{{32, 8, 8, 512, 256}, 8, 2, 96, 16, 96}, Row{{32, 64, 64, 192, 192}, 16, 1, 9, 1024, 132},
-        Row{{32, 8, 8, 768, 768}, 8, 2, 216, 16, 216}, Row{{2, 28, 28, 64, 64}, 14, 1, 1, 16, 3},
-        Row{{32, 64, 64, 192, 64, 1, 0}, 8, 1, 1, 2048, 66}, Row{{32, 16, 16, 192, 576, 1, 0}, 8, 1, 3, 128, 48},
-        Row{{32, 16, 16, 192, 192, 1, 0}, 8, 1, 3, 128, 48}, Row{{32, 8, 8, 256, 768, 1, 0}, 8, 1, 48, 32, 48}}) {
+        Row{{32, 8, 8, 768, 768}, 8, 2, 216, 16, 216}, Row{{128, 4, 4, 256, 256}, 4, 2, 48, 32, 48},
+        Row{{2, 28, 28, 64, 64}, 14, 1, 1, 16, 3}, Row{{32, 64, 64, 192, 64, 1, 0}, 8, 1, 1, 2048, 66},
+        Row{{32, 16, 16, 192, 576, 1, 0}, 8, 1, 3, 128, 48}, Row{{32, 16, 16, 192, 192, 1, 0}, 8, 1, 3, 128, 48},
+        Row{{32, 8, 8, 256, 768, 1, 0}, 8, 1, 48, 32, 48}}) {
     const Graph body = wgrad(row.shapes);
     const Placed placed = place(body, {}, h100());
     const auto w = halo_wgrad(placed.spec);
@@ -287,6 +299,7 @@ TEST(WgradWgmma, LeavesTheRestToOthers) {
   EXPECT_TRUE(accepts(shapes));
   EXPECT_TRUE(accepts({2, 8, 8, 32, 64}));
   for (const char* device : {"a100", "l4", "b200", "rtx5090"}) EXPECT_FALSE(accepts(shapes, device)) << device;
+  EXPECT_TRUE(accepts({2, 4, 4, 64, 64}));
   EXPECT_FALSE(accepts({2, 8, 8, 3, 64}));
   EXPECT_FALSE(accepts({2, 8, 8, 32, 32}));  // Three quarters of the products would be of channels that are not there.
   EXPECT_FALSE(accepts({2, 8, 8, 64, 64, 1, 1}));

@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "codegen/cuda/emit/halo.h"
 #include "codegen/cuda/emit/prologue.h"
 #include "codegen/cuda/source/body_code.h"
 #include "codegen/cuda/source/device_source.h"
@@ -21,8 +22,7 @@ TensorMapSpec dense_map(ir::DType dtype, const Argument& start, const ir::Shape&
   return map;
 }
 
-/// Of a part of the channels of images, or of one line of pixels. A box of images abreast holds row after row of them
-/// all.
+/// Of a part of the channels of images, or of one line of pixels.
 TensorMapSpec pixel_map(const HaloConv& c, const HaloTile& tile, const Argument& start, const ir::Shape& shape,
                         int64_t wide, int64_t high) {
   if (c.is_line()) {
@@ -30,10 +30,7 @@ TensorMapSpec pixel_map(const HaloConv& c, const HaloTile& tile, const Argument&
                      {c.chunk(), tile.pixels(), 1, 1});
   }
   TensorMapSpec map = dense_map(c.dtype, start, shape, {c.chunk(), wide, high, tile.all_images()});
-  if (tile.is_dense()) {
-    for (std::vector<int64_t>* of : {&map.extents, &map.box}) std::swap((*of)[2], (*of)[3]);
-    std::swap(map.strides[1], map.strides[2]);
-  }
+  if (tile.is_dense()) put_images_before_rows(map);
   return map;
 }
 

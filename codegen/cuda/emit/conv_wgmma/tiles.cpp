@@ -6,6 +6,7 @@
 #include <cmath>
 #include <utility>
 
+#include "codegen/cuda/emit/halo.h"
 #include "codegen/cuda/source/extents.h"
 #include "ir/strips.h"
 
@@ -112,16 +113,11 @@ bool transforms_beside(const HaloConv& conv, const HaloTile& tile) {
   return registers_of(conv, tile) >= kTransformer;
 }
 
-/// Images side by side in a tile: those that are no wider than half of it. A prologue sees to one at a time.
-int64_t images_abreast(const HaloConv& conv) {
-  if (conv.is_line() || conv.has_prologue() || conv.width > 4) return 1;
-  return conv.width > 2 ? 2 : 4;
-}
-
 /// Tiles of pixels alone. There are several images only where one covers an image's height.
 std::vector<HaloTile> pixel_tiles(const HaloConv& conv) {
   constexpr int64_t kLeastPixels = 64, kMostPixels = 256;
-  const int64_t abreast = images_abreast(conv);
+  // A prologue sees to one image at a time.
+  const int64_t abreast = conv.is_line() || conv.has_prologue() ? 1 : images_abreast(conv.width);
   std::vector<HaloTile> tiles;
   for (const int64_t rows : {32, 16, 8, 4, 2}) {
     // Of images abreast it takes more, rather than be higher than they are.

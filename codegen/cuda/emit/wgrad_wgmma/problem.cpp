@@ -22,6 +22,7 @@ namespace {
 
 constexpr int64_t kTileRows = 16;  // Of 8 pixels: 128 pixels amortise the barriers, and five tiles fit.
 constexpr int64_t kLineRows = 8;
+constexpr int64_t kAbreastRows = 8;  // x is there three times.
 // 128 instructions of 16 pixels and 192 columns take about 7 microseconds, what 20 MB of partial sums cost both
 // kernels: 32 images of 8 x 8.
 constexpr int64_t kWholePixels = 2048, kUsualBatch = 32;
@@ -42,6 +43,11 @@ void cut(HaloWgrad& w) {
   // An instruction's 16 pixels are two rows.
   const int64_t pairs = ceil_div(ceil_div(w.height, ceil_div(w.height, kTileRows)), 2);
   w.rows = 2 * pairs;
+  w.abreast = w.is_float() ? 1 : images_abreast(w.width);
+  if (w.is_dense()) {
+    w.images = std::max(kAbreastRows / w.rows, int64_t{1});
+    return;
+  }
   w.images = kTileRows / w.rows;
   // Each image has a border: two of floats' tiles fit if it is that of one image.
   if (w.is_float()) w.images = std::clamp((kTileRows + w.taps - 1) / (w.rows + w.taps - 1), int64_t{1}, w.images);
@@ -68,7 +74,7 @@ std::optional<ImageOperand> image_of(const ir::Graph& body, ir::Value gradient) 
 
 int64_t HaloWgrad::tiles() const {
   if (is_line()) return ceil_div(batch * height * width, pixels());
-  return ceil_div(width, 8) * ceil_div(height, rows) * ceil_div(batch, images);
+  return ceil_div(width, 8 / abreast) * ceil_div(height, rows) * ceil_div(batch, images * abreast);
 }
 
 int64_t HaloWgrad::splits() const { return ceil_div(tiles() * pixels(), kWholePixels); }
@@ -97,6 +103,7 @@ std::optional<HaloWgrad> halo_wgrad(const KernelSpec& spec) {
   if (!takes_halo(w.taps, w.pad, w.inputs, w.outputs, pixels, ir::size_of(w.dtype))) return {};
   if (!std::ranges::all_of(w.image.inputs, aligned) || !aligned(w.gradient) || sum_lanes(spec, w.value) != 4) return {};
   cut(w);
+  if (w.is_dense() && w.has_prologue()) return {};
   return w;
 }
 

@@ -24,9 +24,9 @@ struct HaloWgrad {
   /// Of the first image, where x are two.
   int64_t first_inputs = 0;
 
-  // Tiles of pixels by shape alone, as in device/wgrad_wgmma.cuh: 8 wide, `rows` high, in each of `images` images. They
-  // are the order in which pixels are summed.
-  int64_t rows = 8, images = 1;
+  // Tiles of pixels by shape alone, as in device/wgrad_wgmma.cuh: 8 wide, `rows` high, in each of `images` images, or
+  // of as many times `abreast` side by side. They are the order in which pixels are summed.
+  int64_t rows = 8, images = 1, abreast = 1;
 
   /// Small images: the sum over the pixels of a usual batch takes no longer than writing partial sums and adding them.
   /// Then a block of the kernel sums all pixels of a block of the result, or one of splits() parts of them. Otherwise
@@ -45,6 +45,7 @@ struct HaloWgrad {
   /// A filter of one tap sees all pixels of all images as one line.
   bool is_line() const { return taps == 1; }
   int64_t pixels() const { return 8 * rows * images; }
+  bool is_dense() const { return abreast > 1; }
   /// Of all images.
   int64_t tiles() const;
   /// Parts of a block's tiles, where is_whole: one for each 2048 pixels. Of the batch and the shape alone, for with the
@@ -54,7 +55,8 @@ struct HaloWgrad {
 
 /// A stride-1 conv_wgrad in bf16 with a filter of 1 x 1 or 3 x 3 and channel counts that are multiples of 8 (a row of
 /// the copy engine's is a multiple of 16 bytes), whose results can be computed in runs of four elements; perhaps with a
-/// prologue, of one image or of two, which finishes no statistics. Or one of f32 operands that are rounded to tf32 in
+/// prologue, of one image or of two, which finishes no statistics, nor of images that lie abreast, whose x is there
+/// several times. Or one of f32 operands that are rounded to tf32 in
 /// memory, with a filter of 3 x 3, multiples of 4 channels and no prologue. Nothing for what is left to the other
 /// emitters.
 std::optional<HaloWgrad> halo_wgrad(const KernelSpec& spec);

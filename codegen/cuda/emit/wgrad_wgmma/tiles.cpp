@@ -28,7 +28,8 @@ int64_t chunks_of(int64_t channels) {
 int64_t columns(const HaloWgrad& w, const WgradTile& tile) { return w.is_line() ? 64 * tile.column_chunks : 192; }
 
 int64_t loaded_bytes(const HaloWgrad& w, const WgradTile& tile) {
-  const int64_t x = tile.column_chunks * w.images * (w.rows + tile.tap_rows - 1) * (8 + w.taps - 1) * 128;
+  const int64_t wide = w.is_dense() ? 8 * w.taps : 8 + w.taps - 1;
+  const int64_t x = tile.column_chunks * w.images * (w.rows + tile.tap_rows - 1) * wide * 128;
   // In f32 64 channels are two parts, and dy lies there twice, once turned.
   if (w.is_float()) return 2 * ceil_div(x, 1024) * 1024 + 2 * w.pixels() * 128 + ceil_div(w.pixels(), 32) * 8192;
   return ceil_div(x, 1024) * 1024 + tile.row_chunks * w.pixels() * 128;
