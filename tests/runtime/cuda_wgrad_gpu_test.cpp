@@ -40,6 +40,8 @@ TEST(GpuWgrad, ShapesThatFillNoTileMatchTheReference) {
       {5, 7, 7, 72, 200, 3, 1},    {9, 28, 28, 56, 64, 3, 1}, {7, 9, 5, 136, 64, 3, 1},   {3, 12, 20, 64, 128, 3, 0},
       {3, 18, 22, 64, 120, 3, 2},  {3, 7, 9, 200, 64, 1, 0},  {2, 64, 64, 192, 64, 1, 0}, {3, 16, 16, 1024, 64, 1, 0},
       {32, 8, 8, 256, 768, 1, 0},  {1, 1, 1, 64, 64, 1, 0},   {1, 3, 3, 64, 64, 3, 1},    {2, 48, 80, 36, 100, 3, 1},
+      {128, 4, 4, 256, 256, 3, 1}, {3, 4, 4, 96, 256, 3, 1},  {131, 4, 4, 36, 96, 3, 1},  {21, 2, 2, 136, 64, 3, 1},
+      {3, 45, 3, 64, 96, 3, 1},    {5, 6, 5, 72, 64, 3, 0},
   };
   std::vector<Graph> graphs;
   for (const WgradShapes& shapes : kShapes) graphs.push_back(gradient(shapes));
@@ -55,7 +57,8 @@ TEST(GpuWgrad, ThoseThatRunAtOnceMatchTheReference) {
     const DType dtype = precision == passes::Precision::bf16 ? DType::bf16 : DType::f32;
     std::vector<Graph> graphs;
     for (const WgradShapes& s : {WgradShapes{4, 64, 64, 64, 64, 3, 1}, WgradShapes{6, 16, 16, 192, 192, 3, 1},
-                                 WgradShapes{17, 16, 16, 192, 576, 1, 0}, WgradShapes{4, 32, 32, 128, 128, 3, 1}}) {
+                                 WgradShapes{17, 16, 16, 192, 576, 1, 0}, WgradShapes{4, 32, 32, 128, 128, 3, 1},
+                                 WgradShapes{33, 4, 4, 256, 256, 3, 1}, WgradShapes{17, 8, 8, 192, 192, 3, 1}}) {
       Graph& graph = graphs.emplace_back(fmt::format("wgrads_{}x{}_h{}c{}k{}", s.taps, s.taps, s.h, s.c, s.k));
       Builder b(graph);
       for (const std::string name : {"a", "b", "c"}) {

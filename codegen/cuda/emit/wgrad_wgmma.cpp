@@ -70,7 +70,8 @@ EpilogueCode whole_store(const KernelSpec& spec, const HaloWgrad& w, const std::
   code.text = filled(R"(#pragma unroll
 for (int i = 0; i < Layout::thread_runs; ++i) {
   const Run<f32, 4> sum = consumer.run(i);
-  const index_t element = wgrad::element_of(wgrad::sizes_of<Layout>(), static_cast<unsigned>(block), i * Layout::owners + threadIdx.x);
+  const unsigned run = i * Layout::owners + (Layout::consumers > 2 ? computed_here(threadIdx.x) : threadIdx.x);
+  const index_t element = wgrad::element_of(wgrad::sizes_of<Layout>(), static_cast<unsigned>(block), run);
   if (element < 0) continue;
 $epilogue}
 )",

@@ -68,8 +68,10 @@ WgradTile dealt_tile(const HaloWgrad& w) {
 }
 
 bool has_registers(const HaloWgrad& w, const WgradTile& tile) {
-  constexpr int64_t kAll = 65536, kMost = 232, kOthers = 96;  // Besides the sums.
-  return columns(w, tile) / 2 + kOthers <= std::min(kMost, kAll / tile.blocks / threads(w, tile) / 8 * 8);
+  constexpr int64_t kAll = 65536, kMost = 232;
+  // Besides the sums. Three consumers, whose threads have few, find out where they store run by run.
+  const int64_t others = tile.consumers() > 2 ? 56 : 96;
+  return columns(w, tile) / 2 + others <= std::min(kMost, kAll / tile.blocks / threads(w, tile) / 8 * 8);
 }
 
 std::vector<WgradTile> whole_candidates(const HaloWgrad& w, const ir::DeviceSpec& device) {
@@ -133,7 +135,7 @@ double estimated_cycles(const HaloWgrad& w, const WgradTile& tile, const ir::Dev
   // Bytes a cycle from L2, of all processors together and of one, and what a launch takes: those that were fitted for
   // convolutions (conv_wgmma/tiles.cpp).
   constexpr double kSharedRate = 4500, kOwnRate = 90, kLaunch = 4500, kBegin = 1500;
-  const int64_t groups = group_count(w, tile, device);
+  const int64_t groups = w.members * group_count(w, tile, device);
   const auto share = static_cast<double>(w.tiles()) / static_cast<double>(w.splits());
   const auto rounds = static_cast<double>(ceil_div(groups, device.processors));
   const auto waves = static_cast<double>(ceil_div(groups, device.processors * tile.blocks));

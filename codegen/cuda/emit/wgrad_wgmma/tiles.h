@@ -42,7 +42,7 @@ int64_t group_count(const HaloWgrad& wgrad, const WgradTile& tile, const ir::Dev
 /// Whether the kernel's blocks have the whole sum: nothing is left to add.
 bool is_direct(const HaloWgrad& wgrad, const WgradTile& tile, const ir::DeviceSpec& device);
 
-/// The estimate, in cycles, of a kernel whose blocks have whole sums.
+/// The estimate, in cycles, of a kernel whose blocks have whole sums, of all members together.
 double estimated_cycles(const HaloWgrad& wgrad, const WgradTile& tile, const ir::DeviceSpec& device);
 
 /// Where is_whole, all that fit, the one with the least estimated time at the usual batch first. Otherwise blocks are
