@@ -20,16 +20,16 @@ using ir::Graph;
 using ir::Value;
 
 struct ConvShapes {
-  int64_t n, h, w, c, k, taps, pad;
+  int64_t n, h, w, c, k, taps, pad, stride = 1;
 };
 
 /// The middle of a residual block: bias, time embedding, residual.
 Graph block(const ConvShapes& s) {
-  Graph graph(fmt::format("conv_{}x{}_n{}h{}w{}c{}k{}", s.taps, s.taps, s.n, s.h, s.w, s.c, s.k));
+  Graph graph(fmt::format("conv_{}x{}_n{}h{}w{}c{}k{}s{}", s.taps, s.taps, s.n, s.h, s.w, s.c, s.k, s.stride));
   Builder b(graph);
   const Value x = b.input("x", {DType::f32, {s.n, s.h, s.w, s.c}});
   const Value w = b.input("w", {DType::f32, {s.k, s.taps, s.taps, s.c}});
-  const Value y = b.conv_fprop(x, w, 1, s.pad);
+  const Value y = b.conv_fprop(x, w, s.stride, s.pad);
   const ir::Shape shape = b.shape(y);
   const Value biased = b.add(y, b.broadcast_channels(b.input("bias", {DType::f32, {s.k}}), shape));
   const Value timed = b.add(biased, b.broadcast_image_channels(b.input("time", {DType::f32, {s.n, s.k}}), shape));
@@ -57,10 +57,10 @@ TEST(GpuConv, ShapesThatFillNoTileMatchTheReference) {
 
 /// What norms read of a convolution, forward and backward: statistics, and sums over pixels beside another tensor.
 Graph statistics(const ConvShapes& s) {
-  Graph graph(fmt::format("strips_{}x{}_n{}h{}w{}c{}k{}", s.taps, s.taps, s.n, s.h, s.w, s.c, s.k));
+  Graph graph(fmt::format("strips_{}x{}_n{}h{}w{}c{}k{}s{}", s.taps, s.taps, s.n, s.h, s.w, s.c, s.k, s.stride));
   Builder b(graph);
   const Value x = b.input("x", {DType::f32, {s.n, s.h, s.w, s.c}});
-  const Value y = b.conv_fprop(x, b.input("w", {DType::f32, {s.k, s.taps, s.taps, s.c}}), 1, s.pad);
+  const Value y = b.conv_fprop(x, b.input("w", {DType::f32, {s.k, s.taps, s.taps, s.c}}), s.stride, s.pad);
   const Value z = b.input("z", {DType::f32, b.shape(y)});
   const auto moments = b.channel_moments(y);
   const Value dz = b.mul(y, b.sigmoid(z));
@@ -84,6 +84,19 @@ TEST(GpuConv, StatisticsAndSumsMatchTheReference) {
   std::vector<Graph> graphs;
   for (const ConvShapes& shapes : kShapes) graphs.push_back(statistics(shapes));
   for (const auto precision : {passes::Precision::tf32, passes::Precision::bf16, passes::Precision::f32}) {
+    testing::expect_nodes_agree(gpu, graphs, precision);
+  }
+}
+
+TEST(GpuConv, StridesMatchTheReference) {
+  DIFUSE_NEED_GPU(gpu);
+  constexpr ConvShapes kShapes[] = {
+      {128, 16, 16, 256, 256, 3, 1, 2}, {5, 32, 32, 128, 128, 3, 1, 2}, {5, 17, 21, 72, 136, 3, 1, 2},
+      {3, 20, 13, 40, 64, 3, 0, 2},     {9, 8, 8, 128, 64, 3, 1, 2},    {2, 63, 35, 36, 100, 3, 2, 2},
+  };
+  std::vector<Graph> graphs;
+  for (const ConvShapes& shapes : kShapes) graphs.insert(graphs.end(), {block(shapes), statistics(shapes)});
+  for (const passes::Precision precision : {passes::Precision::tf32, passes::Precision::bf16}) {
     testing::expect_nodes_agree(gpu, graphs, precision);
   }
 }

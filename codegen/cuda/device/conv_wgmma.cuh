@@ -1,4 +1,4 @@
-// Convolutions of stride 1 on Hopper: images [n, y, x, c], filters [k, r, s, c] in bf16, or in f32 that was rounded to
+// Convolutions on Hopper: images [n, y, x, c], filters [k, r, s, c] in bf16, or in f32 that was rounded to
 // tf32; sums in fp32.
 //
 // As a matrix product: rows are 64 output channels (the filter), columns are pixels (the image), and the sum runs over
@@ -13,6 +13,10 @@
 // its images follows the row above. From one tap to the next such a row's pixels are no longer neighbours. So the halo
 // is loaded once for each column of taps, that much further on and no wider than the image: the pixels that tap (r, s)
 // meets are those of copy s from row r on, and all of the tile's in one piece.
+//
+// With a stride of two a tile's neighbours in a row meet every second pixel. So the halo is two boxes, its even columns
+// and its odd ones; rows of all are there, and every second one is described. Of images abreast, where that would be
+// several of them, even and odd rows are boxes of their own.
 //
 // A block is a producer and one to three consumers. The producer only starts copies: halos and taps of the filter into
 // two rings of slots. The consumers, warpgroups of 128 threads, multiply, each into a tile of its own, add what follows
@@ -56,22 +60,23 @@ namespace conv {
 /// the first that is met. `reads_operand`: what follows the convolution does. `has_prologue`: something comes before
 /// it. `first_inputs`: where there are two images, one behind the other in each pixel, the channels of the first, a
 /// multiple of a chunk's. `has_finish`: the transformers make images' statistics, two numbers a channel. `Element`:
-/// bf16 or f32, of the image, the filter, the operand and the result.
+/// bf16 or f32, of the image, the filter, the operand and the result. `stride`: 1 or 2.
 template <int height_, int width_, int inputs_, int outputs_, int filter_, int pad_, bool is_turned_ = false,
           bool reads_operand_ = false, bool has_prologue_ = false, int first_inputs_ = inputs_,
-          bool has_finish_ = false, class Element_ = bf16>
+          bool has_finish_ = false, class Element_ = bf16, int stride_ = 1>
 struct Problem {
   using Element = Element_;
   static constexpr int chunk = 128 / static_cast<int>(sizeof(Element));  ///< Channels.
   static constexpr int parts = 64 / chunk;                               ///< Of a result's 64 channels.
   static constexpr int height = height_, width = width_, inputs = inputs_, outputs = outputs_, filter = filter_;
-  static constexpr int pad = pad_, taps = filter * filter, chunks = (inputs + chunk - 1) / chunk;
+  static constexpr int pad = pad_, stride = stride_, taps = filter * filter, chunks = (inputs + chunk - 1) / chunk;
   static constexpr bool is_turned = is_turned_, reads_operand = reads_operand_;
   static constexpr bool has_prologue = has_prologue_;
   static constexpr bool has_finish = has_finish_;
   static constexpr int first_inputs = first_inputs_;
   static_assert(first_inputs == inputs || first_inputs % chunk == 0);
   static_assert(sizeof(Element) == 2 || (!is_turned && !has_prologue));
+  static_assert(stride == 1 || (!is_turned && !has_prologue));
 };
 
 /// `blocks`: of a processor at once. With several, one multiplies while another begins or ends, and the next kernel may
@@ -114,12 +119,16 @@ struct Layout {
   static constexpr int pixel_bytes = 128;  ///< A chunk of channels.
   static constexpr bool is_dense = Tile::abreast > 1;  ///< The pixels that a tap meets are one piece.
   static constexpr int products = is_dense ? 1 : Tile::images;  ///< Instructions for all pixels of a tile.
-  /// From a row of a halo to the next, and from one piece to the next: an image, or all of them for a column of taps.
-  static constexpr int halo_pitch = (is_dense ? 8 * Tile::images : 8 + Problem::filter - 1) * pixel_bytes;
-  static constexpr int halo_piece = (Tile::rows + Problem::filter - 1) * halo_pitch;
-  static constexpr int tap_pitch = is_dense ? halo_piece : pixel_bytes;  ///< From one column of taps to the next.
-  static constexpr int halo_bytes = (is_dense ? Problem::filter : Tile::images) * halo_piece;
-  static constexpr int halo_slot = (halo_bytes + 1023) / 1024 * 1024;
+  /// Boxes of a halo.
+  static constexpr int boxes = (is_dense ? Problem::filter : 1) * Problem::stride;
+  static constexpr int border = (Problem::filter - 1) / Problem::stride;  ///< Of what has every second pixel.
+  static constexpr int box_rows =
+      is_dense ? Tile::rows + border : (Tile::rows - 1) * Problem::stride + Problem::filter;
+  /// From a row of a box to the next, from an image to the next, which images abreast have in a row, and of a box.
+  static constexpr int halo_pitch = (is_dense ? 8 * Tile::images : 8 + border) * pixel_bytes;
+  static constexpr int halo_image = box_rows * halo_pitch, box_bytes = (is_dense ? 1 : Tile::images) * halo_image;
+  static constexpr int box_pitch = (box_bytes + 1023) / 1024 * 1024;  ///< From a box to the next.
+  static constexpr int halo_bytes = boxes * box_bytes, halo_slot = boxes * box_pitch;
   /// In rows of 8 pixels of a tile, from an image's to its next, and to the same one of the next image.
   static constexpr int row_step = is_dense ? Tile::images : 1, image_step = is_dense ? 1 : Tile::rows;
   static constexpr int own_tap_bytes = 64 * pixel_bytes;  ///< Of a consumer.
@@ -166,6 +175,23 @@ __device__ __forceinline__ Origin origin_of(int work, int consumer) {
     return {output, quotient<L::tiles_y>(line) * (L::Tile::images * L::Tile::abreast),
             remainder_of<L::tiles_y>(line) * L::Tile::rows, remainder_of<L::tiles_x>(tile) * L::Tile::width};
   }
+}
+
+/// Where box `i` of a halo begins in it.
+struct Box {
+  int x, y;
+};
+template <class L>
+__device__ __forceinline__ Box box_of(int i) {
+  constexpr int stride = L::Problem::stride;
+  return L::is_dense ? Box{i / stride, i % stride} : Box{i, 0};
+}
+/// Where in the halo is what tap (r, s) meets of the tile's first pixel, in bytes.
+template <class L>
+__device__ __forceinline__ int tap_at(int r, int s) {
+  constexpr int stride = L::Problem::stride;
+  if constexpr (L::is_dense) return (s * stride + r % stride) * L::box_pitch + r / stride * L::halo_pitch;
+  return s % stride * L::box_pitch + r * L::halo_pitch + s / stride * L::pixel_bytes;
 }
 
 /// Coordinates in a tensor map, behind the channel. A box of images abreast holds row after row of them all.
@@ -361,9 +387,11 @@ class Producer {
       const int channel = copy * Problem::chunk;
       const bool is_first = Problem::first_inputs == Problem::inputs || channel < Problem::first_inputs;
 #pragma unroll
-      for (int i = 0; i < (L::is_dense ? Problem::filter : 1); ++i) {
-        const Place place = place_of<L>(at.x - Problem::pad + i, at.y - Problem::pad, at.image);
-        tensor_load(shared_.halo(halo_.slot) + i * L::halo_piece, is_first ? image_ : *second_, full,
+      for (int i = 0; i < L::boxes; ++i) {
+        const Box box = box_of<L>(i);
+        const Place place = place_of<L>(at.x * Problem::stride - Problem::pad + box.x,
+                                        at.y * Problem::stride - Problem::pad + box.y, at.image);
+        tensor_load(shared_.halo(halo_.slot) + i * L::box_pitch, is_first ? image_ : *second_, full,
                     channel - (is_first ? 0 : Problem::first_inputs), place.first, place.second, place.third);
       }
     }
@@ -665,18 +693,19 @@ class Consumer {
 
   template <int steps>
   __device__ __forceinline__ void add_tap(int tap, bool is_first) {
-    const int moved = tap / Problem::filter * L::halo_pitch + tap % Problem::filter * L::tap_pitch;
+    const int moved = tap_at<L>(tap / Problem::filter, tap % Problem::filter);
     // Beside transformers there is no register for where each tap lies.
     const int slot = Problem::has_prologue ? static_cast<int>(computed_here(tap_.slot)) : tap_.slot;
     const unsigned char* taps = shared_.tap(slot) + (Tile::shares_halo ? number_ * L::own_tap_bytes : 0);
     const unsigned long long a = matrix_descriptor(taps, 1024);
-    const unsigned long long b = matrix_descriptor(shared_.halo(halo_.slot), L::is_dense ? 1024 : L::halo_pitch);
+    const unsigned long long b =
+        matrix_descriptor(shared_.halo(halo_.slot), L::is_dense ? kGroupBytes : Problem::stride * L::halo_pitch);
     multiply_fence();
 #pragma unroll
     for (int k = 0; k < steps; ++k) {
 #pragma unroll
       for (int i = 0; i < L::products; ++i) {
-        const unsigned long long pixels = matrix_moved(b, moved + i * L::halo_piece + k * 32);
+        const unsigned long long pixels = matrix_moved(b, moved + i * L::halo_image + k * 32);
         const bool accumulate = k > 0 || !starts_afresh || !is_first;
         if constexpr (Problem::parts == 2) {
           multiply_tf32(sums_[i], matrix_moved(a, k * 32), pixels, accumulate);

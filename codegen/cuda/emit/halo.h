@@ -19,6 +19,7 @@ inline int64_t images_abreast(int64_t width) { return width > 4 ? 1 : width > 2 
 inline void put_images_before_rows(TensorMapSpec& map) {
   std::swap(map.extents[2], map.extents[3]);
   std::swap(map.box[2], map.box[3]);
+  std::swap(map.steps[2], map.steps[3]);
   std::swap(map.strides[1], map.strides[2]);
 }
 

@@ -30,6 +30,7 @@ struct Shapes {
   int64_t taps = 3, pad = 1;
   bool is_turned = false;     ///< conv_dgrad: c are the gradient's channels, k the image's.
   DType dtype = DType::bf16;  ///< Of images and filters.
+  int64_t stride = 1;         ///< Of a conv_fprop.
 };
 
 enum class After : uint8_t { nothing, bias, time, residual, all };
@@ -80,7 +81,7 @@ inline Graph conv(const Shapes& s, After after = After::nothing, Before before =
   const int64_t border = s.taps - 1 - s.pad;
   Value x = s.is_turned ? b.conv_dgrad(image, b.input("1", {s.dtype, {s.c, s.taps, s.taps, s.k}}),
                                        {1, border, s.h + s.taps - 1 - 2 * border, s.w + s.taps - 1 - 2 * border})
-                        : b.conv_fprop(image, b.input("1", {s.dtype, {s.k, s.taps, s.taps, s.c}}), 1, s.pad);
+                        : b.conv_fprop(image, b.input("1", {s.dtype, {s.k, s.taps, s.taps, s.c}}), s.stride, s.pad);
   const Shape shape = b.shape(x);
   const auto input = [&](const Type& type) { return b.input(std::to_string(inputs++), type); };
   const bool all = after == After::all;

@@ -33,6 +33,11 @@ Graph conv_and_its_sum() {
   return graph;
 }
 
+Graph strided(Shapes shapes, After after) {
+  shapes.stride = 2;
+  return conv(shapes, after);
+}
+
 std::vector<ConvCase> cases() {
   return {
       // Images of one tile, several to a tile, higher and wider than a tile; parts of tiles at every edge.
@@ -61,6 +66,17 @@ std::vector<ConvCase> cases() {
       {"pointwise", conv({3, 5, 7, 72, 136, 1, 0}, After::all)},
       {"pointwise_ring", conv({2, 10, 14, 1600, 40, 1, 0}, After::residual)},
       {"one_pixel", conv({1, 1, 1, 8, 8, 1, 0}, After::bias)},
+      // Every second pixel, of even and odd extents.
+      {"strided", strided({2, 16, 16, 64, 64}, After::bias)},
+      {"strided_odd", strided({3, 17, 15, 72, 136}, After::all)},
+      {"strided_no_border", strided({2, 20, 13, 40, 64, 3, 0}, After::time)},
+      {"strided_wide_border", strided({1, 31, 11, 40, 64, 3, 2}, After::residual)},
+      {"strided_ring", strided({2, 32, 16, 264, 64}, After::all)},
+      {"strided_abreast", strided({9, 8, 8, 72, 64}, After::all)},
+      {"strided_abreast_odd", strided({7, 11, 7, 40, 136}, After::residual)},
+      {"strided_abreast_no_border", strided({5, 9, 8, 72, 40, 3, 0}, After::time)},
+      {"strided_four_abreast", strided({19, 4, 3, 64, 72}, After::bias)},
+      {"strided_concat", conv({2, 16, 16, 136, 64, 3, 1, false, DType::bf16, 2}, After::bias, Before::nothing, 64)},
       // The filter where it lies.
       {"turned", conv({2, 18, 9, 72, 40, 3, 1, true}, After::all)},
       {"turned_ring", conv({2, 8, 16, 328, 136, 3, 1, true}, After::residual)},
@@ -109,9 +125,12 @@ TEST(ConvWgmma, AnImageHasTheSameBitsInEveryBatchFromOneSource) {
 /// Bodies whose candidates are of every kind: taps resident or not, halos of one chunk or several, of a consumer or
 /// shared by two or three, several images.
 std::vector<Graph> tiled() {
-  return {conv({2, 18, 9, 64, 64}, After::residual), conv({2, 16, 16, 136, 72}, After::bias),
-          conv({5, 7, 7, 64, 136}, After::time), conv({2, 9, 20, 192, 136, 1, 0}, After::all),
-          conv({3, 7, 7, 136, 72, 3, 1, true}, After::residual)};
+  return {conv({2, 18, 9, 64, 64}, After::residual),
+          conv({2, 16, 16, 136, 72}, After::bias),
+          conv({5, 7, 7, 64, 136}, After::time),
+          conv({2, 9, 20, 192, 136, 1, 0}, After::all),
+          conv({3, 7, 7, 136, 72, 3, 1, true}, After::residual),
+          strided({3, 30, 15, 72, 128}, After::bias)};
 }
 /// Likewise of images abreast, beside which three consumers have no room for a halo each.
 std::vector<Graph> tiled_abreast() {
@@ -289,6 +308,7 @@ TEST(ConvWgmma, ABlockGoesOnThroughATightRing) {
       {{35, 4, 4, 64, 64}, After::residual, {.rows = 4, .images = 2, .halo_slots = 3, .tap_slots = 9, .abreast = 2}},
       {{35, 4, 4, 136, 64}, After::bias, {.rows = 4, .images = 2, .halo_slots = 4, .tap_slots = 2, .abreast = 2}},
       {{35, 4, 4, 136, 128}, After::residual, {4, 2, 2, 2, 1, 2, true, 2}},
+      {{5, 16, 16, 136, 72, 3, 1, false, DType::bf16, 2}, After::residual, {8, 1, 4, 2, 1, 2}},  // Every second pixel.
       // Images of many strips, in whose midst a block may begin; more parts than a thread holds at once.
       {{3, 40, 20, 64, 64}, After::residual, {16, 1, 4, 9, 1, 2}, Before::finish},
       {{3, 18, 20, 64, 128}, After::residual, {16, 1, 2, 2, 1, 2, true}, Before::finish},
@@ -399,6 +419,18 @@ TEST(ConvWgmmaMaps, SayWhereTensorsLie) {
   }
 }
 
+// Every second column, and all rows.
+TEST(ConvWgmmaMaps, SayWhatAStrideSkips) {
+  const Graph body = strided({7, 32, 30, 64, 64}, After::nothing);
+  const Placed placed = place(body, {}, h100());
+  const KernelDraft draft = halo_conv_kernel(placed.spec, *halo_conv(placed.spec), {8, 2, 2, 4, 1, 1});
+  const int64_t c = 64 * 2;
+  EXPECT_TRUE(
+      draft.tensor_maps.at(0) ==
+      (TensorMapSpec{
+          placed.spec.operands[0], DType::bf16, {64, 30, 32, 7}, {c, 30 * c, 960 * c}, {64, 18, 17, 2}, {1, 2, 1, 1}}));
+}
+
 // Row after row of all images in a box, and of the halo no border to the left and right.
 TEST(ConvWgmmaMaps, SayWhereImagesAbreastLie) {
   const Graph body = conv({7, 4, 3, 64, 192});
@@ -440,9 +472,11 @@ TEST(ConvWgmma, LeavesTheRestToOthers) {
     const Value x = b.input("0", image), y = b.conv_fprop(x, b.input("1", filter), 1, 1);
     b.graph().set_output("0", b.cast(b.add(y, b.cast(x, DType::f32)), DType::bf16));
   })));
-  // Another stride, an f32 result, two results, two residuals, one that is moved.
+  EXPECT_TRUE(accepts(strided({2, 9, 9, 64, 64}, After::nothing)));
+  EXPECT_FALSE(accepts(strided({2, 9, 9, 64, 64, 1, 0}, After::nothing)));
+  // A larger stride, an f32 result, two results, two residuals, one that is moved.
   EXPECT_FALSE(accepts(changed([&](Builder& b) {
-    b.graph().set_output("0", b.cast(b.conv_fprop(b.input("0", image), b.input("1", filter), 2, 1), DType::bf16));
+    b.graph().set_output("0", b.cast(b.conv_fprop(b.input("0", image), b.input("1", filter), 3, 1), DType::bf16));
   })));
   EXPECT_FALSE(accepts(changed(
       [&](Builder& b) { b.graph().set_output("0", b.conv_fprop(b.input("0", image), b.input("1", filter), 1, 1)); })));

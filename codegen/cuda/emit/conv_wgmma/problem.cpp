@@ -113,6 +113,10 @@ bool takes_elements(const KernelSpec& spec, const HaloConv& c) {
          std::ranges::all_of(c.image.inputs, [&](int input) { return spec.reads_tf32(input); });
 }
 
+bool takes_stride(const HaloConv& c) {
+  return c.stride == 1 || (c.stride == 2 && c.taps == 3 && !c.is_turned && !c.has_prologue());
+}
+
 }  // namespace
 
 std::optional<HaloConv> halo_conv(const KernelSpec& spec) {
@@ -128,12 +132,12 @@ std::optional<HaloConv> halo_conv(const KernelSpec& spec) {
   const ir::Type& result = body.type(body.outputs()[c.result].value);
   c.dtype = image.dtype;
   if (result != ir::Type{c.dtype, node.types[0].shape}) return {};
-  const int64_t stride = c.is_turned ? node.as<ir::ConvDgradAttrs>().stride : node.as<ir::ConvAttrs>().stride;
-  if (stride != 1 || filter.shape[1] != filter.shape[2]) return {};
-  if (!finds_operands(body, c) || !takes_elements(spec, c)) return {};
+  c.stride = c.is_turned ? node.as<ir::ConvDgradAttrs>().stride : node.as<ir::ConvAttrs>().stride;
+  if (filter.shape[1] != filter.shape[2] || !finds_operands(body, c) || !takes_elements(spec, c)) return {};
   c.batch = image.shape[0], c.image_h = image.shape[1], c.image_w = image.shape[2], c.inputs = image.shape[3];
   c.height = result.shape[1], c.width = result.shape[2], c.outputs = result.shape[3];
   c.taps = filter.shape[1];
+  if (!takes_stride(c)) return {};
   c.pad = c.is_turned ? c.taps - 1 - node.as<ir::ConvDgradAttrs>().pad : node.as<ir::ConvAttrs>().pad;
   const auto aligned = [&](int input) { return spec.alignment[static_cast<size_t>(input)] >= kEngineAlignment; };
   if (c.pad < 0 ||
@@ -150,8 +154,9 @@ std::optional<HaloConv> halo_conv(const KernelSpec& spec) {
 }
 
 std::string geometry(const HaloConv& c) {
-  return fmt::format("engines {}{}x{}x{} to {}x{}x{}, filter {}x{}, pad {}{}{}{}", c.dtype == DType::f32 ? "tf32 " : "",
-                     c.image_h, c.image_w, c.inputs, c.height, c.width, c.outputs, c.taps, c.taps, c.pad,
+  return fmt::format("engines {}{}x{}x{} to {}x{}x{}, filter {}x{}, pad {}{}{}{}{}",
+                     c.dtype == DType::f32 ? "tf32 " : "", c.image_h, c.image_w, c.inputs, c.height, c.width, c.outputs,
+                     c.taps, c.taps, c.pad, c.stride > 1 ? fmt::format(", stride {}", c.stride) : "",
                      c.is_turned ? ", turned" : "", c.has_prologue() ? ", prologue" : "",
                      c.image.inputs.size() > 1 ? fmt::format(", first {}", c.first_inputs) : "");
 }

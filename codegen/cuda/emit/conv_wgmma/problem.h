@@ -31,7 +31,7 @@ struct HaloConv {
   int64_t batch = 0;
   int64_t image_h = 0, image_w = 0, inputs = 0;  ///< Of the image.
   int64_t height = 0, width = 0, outputs = 0;    ///< Of the result.
-  int64_t taps = 1, pad = 0;                     ///< A filter of taps x taps.
+  int64_t taps = 1, pad = 0, stride = 1;         ///< A filter of taps x taps.
   bool is_turned = false;                        ///< A conv_dgrad: the filter lies as [inputs, taps, taps, outputs].
 
   /// Of the first image, where there are two.
@@ -52,11 +52,12 @@ struct HaloConv {
   int64_t parts() const { return 64 / chunk(); }
 };
 
-/// A conv_fprop or conv_dgrad of stride 1 in bf16 with a filter of 1 x 1 or 3 x 3 and channel counts that are multiples
-/// of 8 (a row of the copy engine's is a multiple of 16 bytes), one bf16 result, perhaps its channel_moments and sums
-/// over pixels, at most one further operand of an image's size, and perhaps a prologue or two images. Or a conv_fprop
-/// of f32 operands that are rounded to tf32 in memory (the tensor cores would cut bits off), with multiples of 4
-/// channels, an f32 result and no prologue. Nothing for what is left to the other emitters.
+/// A conv_fprop or conv_dgrad of stride 1, or a conv_fprop of stride 2 and 3 x 3 without a prologue, in bf16 with a
+/// filter of 1 x 1 or 3 x 3 and channel counts that are multiples of 8 (a row of the copy engine's is a multiple of 16
+/// bytes), one bf16 result, perhaps its channel_moments and sums over pixels, at most one further operand of an image's
+/// size, and perhaps a prologue or two images. Or a conv_fprop of f32 operands that are rounded to tf32 in memory (the
+/// tensor cores would cut bits off), with multiples of 4 channels, an f32 result and no prologue. Nothing for what is
+/// left to the other emitters.
 std::optional<HaloConv> halo_conv(const KernelSpec& spec);
 
 /// What is the same at every batch, in one line: "engines 64x64x128 to 64x64x64, filter 3x3, pad 1, turned".

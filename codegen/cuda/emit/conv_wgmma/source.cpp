@@ -24,20 +24,21 @@ TensorMapSpec dense_map(ir::DType dtype, const Argument& start, const ir::Shape&
 
 /// Of a part of the channels of images, or of one line of pixels.
 TensorMapSpec pixel_map(const HaloConv& c, const HaloTile& tile, const Argument& start, const ir::Shape& shape,
-                        int64_t wide, int64_t high) {
+                        int64_t wide, int64_t high, int64_t step_x = 1, int64_t step_y = 1) {
   if (c.is_line()) {
     return dense_map(c.dtype, start, {1, 1, shape[0] * shape[1] * shape[2], shape[3]},
                      {c.chunk(), tile.pixels(), 1, 1});
   }
-  TensorMapSpec map = dense_map(c.dtype, start, shape, {c.chunk(), wide, high, tile.all_images()});
+  TensorMapSpec map = dense_map(c.dtype, start, shape, {c.chunk(), wide * step_x, high * step_y, tile.all_images()});
+  map.steps = {1, step_x, step_y, 1};
   if (tile.is_dense()) put_images_before_rows(map);
   return map;
 }
 
 TensorMapSpec image_map(const HaloConv& c, const HaloTile& tile, const Argument& start, int64_t channels) {
-  const int64_t border = c.taps - 1;
-  return pixel_map(c, tile, start, {c.batch, c.image_h, c.image_w, channels},
-                   tile.width() + (tile.is_dense() ? 0 : border), tile.rows + border);
+  const int64_t wide = tile.width() + (tile.is_dense() ? 0 : (c.taps - 1) / c.stride);
+  return pixel_map(c, tile, start, {c.batch, c.image_h, c.image_w, channels}, wide, box_rows(c, tile), c.stride,
+                   tile.is_dense() ? c.stride : 1);
 }
 
 /// Of the result, and of what is read like it: a part of its channels.
@@ -65,11 +66,11 @@ Parameters::Maps tensor_maps(const KernelSpec& spec, const HaloConv& c, const Ha
 
 std::string layout_type(const HaloConv& c, const HaloTile& tile) {
   return fmt::format(
-      "conv::Layout<conv::Problem<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>, "
+      "conv::Layout<conv::Problem<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>, "
       "conv::Tile<{}, {}, {}, {}, {}, {}, {}, {}>>",
       c.is_line() ? 1 : c.height, c.is_line() ? 1 : c.width, c.inputs, c.outputs, c.taps, c.pad, c.is_turned,
       c.residual >= 0, c.has_prologue(), c.first_inputs, c.has_finish, c.dtype == ir::DType::f32 ? "f32" : "bf16",
-      tile.rows, tile.images, tile.halo_slots, tile.tap_slots, tile.blocks, tile.consumers, tile.shares_halo,
+      c.stride, tile.rows, tile.images, tile.halo_slots, tile.tap_slots, tile.blocks, tile.consumers, tile.shares_halo,
       tile.abreast);
 }
 

@@ -17,7 +17,16 @@ constexpr int64_t kTapBytes = 64 * 128;
 constexpr int64_t kMostHaloSlots = 6, kMostTapSlots = 12;
 constexpr int64_t kLeastTapSlots = 4;
 
-int64_t halo_slot(const HaloConv& conv, const HaloTile& tile) { return ceil_div(halo_bytes(conv, tile), 1024) * 1024; }
+/// Of a halo, and the bytes of each.
+int64_t boxes(const HaloConv& conv, const HaloTile& tile) { return (tile.is_dense() ? conv.taps : 1) * conv.stride; }
+int64_t border(const HaloConv& conv) { return (conv.taps - 1) / conv.stride; }
+int64_t box_bytes(const HaloConv& conv, const HaloTile& tile) {
+  return tile.images * box_rows(conv, tile) * (tile.is_dense() ? 8 : 8 + border(conv)) * 128;
+}
+
+int64_t halo_slot(const HaloConv& conv, const HaloTile& tile) {
+  return boxes(conv, tile) * ceil_div(box_bytes(conv, tile), 1024) * 1024;
+}
 
 int64_t all_taps(const HaloConv& conv) { return conv.chunks() * conv.taps * conv.taps; }
 
@@ -231,11 +240,11 @@ int threads(const HaloConv& conv, const HaloTile& tile) {
 
 bool is_resident(const HaloConv& conv, const HaloTile& tile) { return tile.tap_slots == all_taps(conv); }
 
-int64_t halo_bytes(const HaloConv& conv, const HaloTile& tile) {
-  const int64_t border = conv.taps - 1;
-  if (tile.is_dense()) return conv.taps * (tile.rows + border) * 8 * tile.images * 128;
-  return tile.images * (tile.rows + border) * (8 + border) * 128;
+int64_t box_rows(const HaloConv& conv, const HaloTile& tile) {
+  return tile.is_dense() ? tile.rows + border(conv) : (tile.rows - 1) * conv.stride + conv.taps;
 }
+
+int64_t halo_bytes(const HaloConv& conv, const HaloTile& tile) { return boxes(conv, tile) * box_bytes(conv, tile); }
 
 int64_t shared_bytes(const HaloConv& conv, const HaloTile& tile) {
   const int64_t results = tile.shares_halo ? tile.consumers : 0, operands = conv.residual < 0 ? 0 : results;

@@ -37,6 +37,8 @@ std::string to_string(const HaloTile& tile);
 /// Whether all taps of a work's output channels stay in shared memory.
 bool is_resident(const HaloConv& conv, const HaloTile& tile);
 
+/// Of each of a halo's boxes.
+int64_t box_rows(const HaloConv& conv, const HaloTile& tile);
 /// Of a halo's copy.
 int64_t halo_bytes(const HaloConv& conv, const HaloTile& tile);
 

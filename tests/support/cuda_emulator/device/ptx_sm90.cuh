@@ -41,15 +41,16 @@ EMULATED_ENGINE int copy_box(const TensorMap& map, const void* shared, const int
   if (first % 128 != 0)
     emulator::machine->fail("a box of a tensor that starts at no multiple of 128 bytes", nullptr, 0);
   unsigned boxes = 1;
-  for (int d = 1; d < content.rank; ++d) boxes *= content.box[d];
+  const auto extent = [&](int d) { return (content.box[d] + content.steps[d] - 1u) / content.steps[d]; };
+  for (int d = 1; d < content.rank; ++d) boxes *= extent(d);
   const unsigned row_bytes = content.box[0] * content.element_bytes;
   for (unsigned row = 0; row < boxes; ++row) {
     unsigned char* line = content.start;
     bool inside = true;
     unsigned rest = row;
     for (int d = 1; d < content.rank; ++d) {
-      const long long c = at[d] + static_cast<long long>(rest % content.box[d]);
-      rest /= content.box[d];
+      const long long c = at[d] + static_cast<long long>(rest % extent(d)) * content.steps[d];
+      rest /= extent(d);
       inside = inside && c >= 0 && c < static_cast<long long>(content.extents[d]);
       line += c * static_cast<long long>(content.strides[d - 1]);
     }
