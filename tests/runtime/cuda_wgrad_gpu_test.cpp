@@ -17,17 +17,17 @@ using ir::Graph;
 using ir::Value;
 
 struct WgradShapes {
-  int64_t n, h, w, c, k, taps, pad;
+  int64_t n, h, w, c, k, taps, pad, stride = 1;
 };
 
 /// The gradient, and what weight decay makes of it.
 Graph gradient(const WgradShapes& s) {
-  Graph graph(fmt::format("wgrad_{}x{}_n{}h{}w{}c{}k{}", s.taps, s.taps, s.n, s.h, s.w, s.c, s.k));
+  Graph graph(fmt::format("wgrad_{}x{}_n{}h{}w{}c{}k{}s{}", s.taps, s.taps, s.n, s.h, s.w, s.c, s.k, s.stride));
   Builder b(graph);
-  const int64_t border = 2 * s.pad - s.taps + 1;
+  const auto result = [&](int64_t extent) { return (extent + 2 * s.pad - s.taps) / s.stride + 1; };
   const Value x = b.input("x", {DType::f32, {s.n, s.h, s.w, s.c}});
-  const Value dy = b.input("dy", {DType::f32, {s.n, s.h + border, s.w + border, s.k}});
-  const Value dw = b.conv_wgrad(x, dy, {1, s.pad, s.taps, s.taps});
+  const Value dy = b.input("dy", {DType::f32, {s.n, result(s.h), result(s.w), s.k}});
+  const Value dw = b.conv_wgrad(x, dy, {s.stride, s.pad, s.taps, s.taps});
   graph.set_output("dw", b.add(dw, b.input("w", graph.type(dw))));
   return graph;
 }
@@ -42,6 +42,19 @@ TEST(GpuWgrad, ShapesThatFillNoTileMatchTheReference) {
       {32, 8, 8, 256, 768, 1, 0},  {1, 1, 1, 64, 64, 1, 0},   {1, 3, 3, 64, 64, 3, 1},    {2, 48, 80, 36, 100, 3, 1},
       {128, 4, 4, 256, 256, 3, 1}, {3, 4, 4, 96, 256, 3, 1},  {131, 4, 4, 36, 96, 3, 1},  {21, 2, 2, 136, 64, 3, 1},
       {3, 45, 3, 64, 96, 3, 1},    {5, 6, 5, 72, 64, 3, 0},
+  };
+  std::vector<Graph> graphs;
+  for (const WgradShapes& shapes : kShapes) graphs.push_back(gradient(shapes));
+  for (const passes::Precision precision : {passes::Precision::tf32, passes::Precision::bf16}) {
+    testing::expect_nodes_agree(gpu, graphs, precision);
+  }
+}
+
+TEST(GpuWgrad, StridesMatchTheReference) {
+  DIFUSE_NEED_GPU(gpu);
+  constexpr WgradShapes kShapes[] = {
+      {128, 16, 16, 256, 256, 3, 1, 2}, {5, 32, 32, 128, 128, 3, 1, 2}, {9, 8, 8, 256, 64, 3, 1, 2},
+      {3, 33, 27, 72, 136, 3, 1, 2},    {3, 20, 13, 40, 64, 3, 0, 2},   {33, 7, 7, 96, 64, 3, 1, 2},
   };
   std::vector<Graph> graphs;
   for (const WgradShapes& shapes : kShapes) graphs.push_back(gradient(shapes));

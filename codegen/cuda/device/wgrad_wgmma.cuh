@@ -1,4 +1,4 @@
-// Gradients of a convolution's filter on Hopper, stride 1: images x [n, y, x, c] and gradients dy [n, y, x, k] in bf16,
+// Gradients of a convolution's filter on Hopper: images x [n, y, x, c] and gradients dy [n, y, x, k] in bf16,
 // or in f32 that was rounded to tf32; sums in fp32.
 //
 // As a matrix product: rows are output channels, columns are the taps (r, s) of the filter times the input channels,
@@ -14,7 +14,8 @@
 //
 // Images of 4 or 2 pixels' width lie side by side, `abreast` of them, in the 8 columns of a tile, and a row of all of
 // its images follows the row above (conv_wgmma.cuh). Their x is loaded once for each tap of a row, that much further on
-// and no wider than the image: from one chunk of columns to the next is from one copy to the next.
+// and no wider than the image: from one chunk of columns to the next is from one copy to the next. So it is with a
+// stride of two, however wide the images: the copies are of every second column, and of even and of odd rows.
 //
 // The W units, block by block, are shared out evenly: group g of G, a block of the kernel, takes units g W / G to
 // (g + 1) W / G, which may begin in one block of the result and end in another. For each it writes its partial sums,
@@ -41,15 +42,15 @@
 namespace wgrad {
 
 /// `Element`: bf16 or f32, of x and dy. `first_inputs`: where x are two images, one behind the other in each pixel, the
-/// channels of the first, a multiple of 64. `has_prologue`: something is computed of x.
+/// channels of the first, a multiple of 64. `has_prologue`: something is computed of x. `stride`: 1 or 2.
 template <int height_, int width_, int inputs_, int outputs_, int filter_, int pad_, class Element_ = bf16,
-          int first_inputs_ = inputs_, bool has_prologue_ = false>
+          int first_inputs_ = inputs_, bool has_prologue_ = false, int stride_ = 1>
 struct Problem {
   using Element = Element_;
   static constexpr bool is_float = sizeof(Element) == 4;
   static constexpr int parts = is_float ? 2 : 1;  ///< Of 64 channels, each 128 bytes of a pixel.
   static constexpr int height = height_, width = width_, inputs = inputs_, outputs = outputs_, filter = filter_;
-  static constexpr int pad = pad_, first_inputs = first_inputs_;
+  static constexpr int pad = pad_, stride = stride_, first_inputs = first_inputs_;
   static constexpr bool has_prologue = has_prologue_;
   static_assert(first_inputs == inputs || first_inputs % 64 == 0);
   static_assert(!is_float || (first_inputs == inputs && !has_prologue));
@@ -91,11 +92,15 @@ struct Layout {
   static constexpr int sums = columns / 2;                      ///< Of a thread.
 
   static constexpr int pixel_bytes = 128;
-  static constexpr bool is_dense = Tile::abreast > 1;  ///< The pixels that a tap meets are one piece.
+  /// The pixels that a tap meets are one piece.
+  static constexpr bool is_dense = Tile::abreast > 1 || Problem::stride > 1;
   /// From a row of a halo to the next, and from one piece to the next: an image, or all of them for a tap of a row.
   static constexpr int halo_pitch = (is_dense ? 8 * Tile::images : 8 + Problem::filter - 1) * pixel_bytes;
-  static constexpr int halo_piece = (Tile::rows + Tile::tap_rows - 1) * halo_pitch;
-  static constexpr int pieces = is_dense ? Problem::filter : Tile::images;
+  static constexpr int halo_rows = Tile::rows + (Tile::tap_rows - 1) / Problem::stride;
+  static constexpr int halo_piece = halo_rows * halo_pitch;
+  /// Rows of taps take what has every second row in turns.
+  static constexpr int row_turns = Tile::tap_rows > 1 ? Problem::stride : 1;
+  static constexpr int pieces = is_dense ? row_turns * Problem::filter : Tile::images;
   static constexpr int halo_part = pieces * halo_piece, chunk_part = pixels * pixel_bytes;
   static constexpr int halo_bytes = Problem::parts * halo_part;    ///< Of one chunk of x.
   static constexpr int chunk_bytes = Problem::parts * chunk_part;  ///< Of one chunk of dy.
@@ -379,7 +384,8 @@ class Producer {
       const int image = quotient<L::tiles_y>(line) * (L::Tile::images * L::Tile::abreast);
       const int at_x = remainder_of<L::tiles_x>(tile) * L::Tile::width;
       const int at_y = remainder_of<L::tiles_y>(line) * L::Tile::rows;
-      const int x_at_y = at_y - L::Problem::pad + origin.tap_row;
+      const int x_at_x = at_x * L::Problem::stride - L::Problem::pad;
+      const int x_at_y = at_y * L::Problem::stride - L::Problem::pad + origin.tap_row;
 #pragma unroll
       for (int i = 0; i < L::Tile::row_chunks * L::Problem::parts; ++i) {
         tensor_load(dy + i * L::chunk_part, dy_, full, origin.output + i * (64 / L::Problem::parts), at_x,
@@ -388,16 +394,16 @@ class Producer {
 #pragma unroll
       for (int i = 0; i < (L::is_dense ? L::pieces : L::Problem::parts); ++i) {
         if constexpr (L::is_dense) {
-          load_x(x + i * L::halo_piece, full, origin.input, at_x - L::Problem::pad + i, image, x_at_y);
+          load_x(x + i * L::halo_piece, full, origin.input, x_at_x + i % L::Problem::filter, image,
+                 x_at_y + i / L::Problem::filter);
         } else {
-          load_x(x + i * L::halo_stride, full, origin.input + i * (64 / L::Problem::parts), at_x - L::Problem::pad,
-                 x_at_y, image);
+          load_x(x + i * L::halo_stride, full, origin.input + i * (64 / L::Problem::parts), x_at_x, x_at_y, image);
         }
       }
     }
     place_.advance();
   }
-  /// At a row of an image, or where they are abreast at an image and its row: the order in a box.
+  /// At a row of an image, or where a tap's pixels are one piece at an image and its row: the order in a box.
   __device__ __forceinline__ void load_x(void* to, Barrier* full, int channel, int at_x, int second, int third) const {
     const bool is_first = L::Problem::first_inputs == L::Problem::inputs || channel < L::Problem::first_inputs;
     tensor_load(to, is_first ? x_ : second_, full, channel - (is_first ? 0 : L::Problem::first_inputs), at_x, second,
@@ -581,7 +587,9 @@ class Consumer {
     // Whoever transformed x has waited for the copies.
     barrier_wait(L::Problem::has_prologue ? shared_.ready(place_.slot) : shared_.full(place_.slot), place_.parity);
     const unsigned char* rows = shared_.dy(place_.slot) + L::row_chunk(number_) * L::chunk_bytes;
-    const unsigned char* columns = shared_.x(place_.slot) + L::tap_row(number_) * L::halo_pitch;
+    const int tap_row = L::tap_row(number_);
+    const unsigned char* columns = shared_.x(place_.slot) + tap_row / L::row_turns * L::halo_pitch +
+                                   tap_row % L::row_turns * (L::Problem::filter * L::halo_piece);
     constexpr int kRow = 8 * L::pixel_bytes, kTap = L::is_dense ? L::halo_piece : L::pixel_bytes;
     const unsigned long long a = matrix_descriptor(rows, kRow);
     const unsigned long long b =

@@ -26,23 +26,26 @@ namespace {
 
 std::string layout_type(const HaloWgrad& w, const WgradTile& tile) {
   return fmt::format(
-      "wgrad::Layout<wgrad::Problem<{}, {}, {}, {}, {}, {}, {}{}>, wgrad::Tile<{}, {}, {}, {}, {}, {}, {}, {}, {}>>",
+      "wgrad::Layout<wgrad::Problem<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}>, "
+      "wgrad::Tile<{}, {}, {}, {}, {}, {}, {}, {}, {}>>",
       w.is_line() ? 1 : w.height, w.is_line() ? 1 : w.width, w.inputs, w.outputs, w.taps, w.pad,
-      w.is_float() ? "f32" : "bf16", w.has_prologue() ? fmt::format(", {}, true", w.first_inputs) : "", w.rows,
-      w.images, tile.slots, tile.row_chunks, tile.column_chunks, tile.tap_rows, tile.blocks, w.cluster, w.abreast);
+      w.is_float() ? "f32" : "bf16", w.first_inputs, w.has_prologue(), w.stride, w.rows, w.images, tile.slots,
+      tile.row_chunks, tile.column_chunks, tile.tap_rows, tile.blocks, w.cluster, w.abreast);
 }
 
-/// Images of one tensor, and the boxes of 128 bytes of its channels that a tile takes: so many pixels wider and higher.
+/// Images of one tensor, and the boxes of 128 bytes of its channels that a tile takes: so many pixels wider and higher,
+/// of every `step`-th row and column.
 TensorMapSpec image_map(const HaloWgrad& w, const Argument& start, int64_t height, int64_t width, int64_t channels,
-                        int64_t wider, int64_t higher) {
+                        int64_t wider, int64_t higher, int64_t step) {
   TensorMapSpec map{.start = start, .dtype = w.dtype, .steps = {1, 1, 1, 1}};
   if (w.is_line()) {
     map.extents = {channels, w.batch * height * width, 1, 1};
     map.box = {64, w.pixels(), 1, 1};
   } else {
     map.extents = {channels, width, height, w.batch};
-    map.box = {128 / ir::size_of(w.dtype), 8 / w.abreast + (w.is_dense() ? 0 : wider), w.rows + higher,
-               w.images * w.abreast};
+    map.box = {128 / ir::size_of(w.dtype), (8 / w.abreast + (w.is_dense() ? 0 : wider)) * step,
+               (w.rows + higher) * step, w.images * w.abreast};
+    map.steps = {1, step, step, 1};
   }
   int64_t bytes = ir::size_of(map.dtype);
   for (size_t d = 0; d + 1 < map.extents.size(); ++d) map.strides.push_back(bytes *= map.extents[d]);
@@ -57,10 +60,10 @@ Parameters::Maps tensor_maps(const KernelSpec& spec, const HaloWgrad& w, const W
     const int input = w.image.inputs[i];
     maps.operands[static_cast<size_t>(input)] =
         image_map(w, operand(input), w.image_h, w.image_w, i == 0 ? w.first_inputs : w.inputs - w.first_inputs,
-                  w.taps - 1, tile.tap_rows - 1);
+                  w.taps - 1, (tile.tap_rows - 1) / w.stride, w.stride);
   }
   maps.operands[static_cast<size_t>(w.gradient)] =
-      image_map(w, operand(w.gradient), w.height, w.width, w.outputs, 0, 0);
+      image_map(w, operand(w.gradient), w.height, w.width, w.outputs, 0, 0, 1);
   return maps;
 }
 
@@ -70,8 +73,11 @@ EpilogueCode whole_store(const KernelSpec& spec, const HaloWgrad& w, const std::
   code.text = filled(R"(#pragma unroll
 for (int i = 0; i < Layout::thread_runs; ++i) {
   const Run<f32, 4> sum = consumer.run(i);
-  const unsigned run = i * Layout::owners + (Layout::consumers > 2 ? computed_here(threadIdx.x) : threadIdx.x);
-  const index_t element = wgrad::element_of(wgrad::sizes_of<Layout>(), static_cast<unsigned>(block), run);
+  // Beside three consumers there is no register for what all runs' places have in common.
+  constexpr bool is_full = Layout::consumers > 2;
+  const unsigned thread = is_full ? computed_here(threadIdx.x) : threadIdx.x;
+  const unsigned of_block = is_full ? computed_here(block) : block;
+  const index_t element = wgrad::element_of(wgrad::sizes_of<Layout>(), of_block, i * Layout::owners + thread);
   if (element < 0) continue;
 $epilogue}
 )",

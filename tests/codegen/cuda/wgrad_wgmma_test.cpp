@@ -108,6 +108,14 @@ std::vector<Case> cases() {
       {"abreast_wide_border", wgrad({5, 2, 2, 40, 64, 3, 2})},
       {"four_abreast", wgrad({21, 2, 2, 72, 64})},
       {"four_abreast_of_one_pixel", wgrad({5, 1, 1, 64, 72})},
+      // Every second pixel of x, of even and odd extents, each kind of blocks.
+      {"strided", wgrad({2, 32, 16, 64, 72, 3, 1, 2}, After::two_results)},
+      {"strided_odd", wgrad({3, 33, 27, 72, 136, 3, 1, 2}), 14},
+      {"strided_whole", wgrad({5, 15, 16, 136, 72, 3, 1, 2}, After::scaled)},
+      {"strided_no_border", wgrad({3, 20, 13, 40, 64, 3, 0, 2})},
+      {"strided_wide_border", wgrad({1, 31, 11, 40, 72, 3, 2, 2})},
+      {"strided_abreast", wgrad({9, 8, 7, 72, 64, 3, 1, 2})},
+      {"strided_four_abreast", wgrad({21, 4, 3, 64, 72, 3, 1, 2})},
       // In tf32.
       {"tf32_low_images", wgrad({6, 8, 8, 36, 68, 3, 1, 1, DType::f32}, After::two_results), 6, {.tf32 = true}},
       {"tf32_many_low_images", wgrad({33, 8, 8, 40, 72, 3, 1, 1, DType::f32}), 6, {.tf32 = true}},
@@ -168,8 +176,12 @@ TEST(WgradWgmma, ManySmallImagesAreAddedByASecondKernel) {
 }
 
 std::vector<Graph> tiled() {
-  return {wgrad({5, 7, 7, 72, 136}, After::scaled), wgrad({33, 8, 8, 8, 72}), wgrad({9, 5, 7, 72, 136, 1, 0}),
-          wgrad({1, 20, 20, 72, 40}), wgrad({33, 4, 4, 72, 136})};
+  return {wgrad({5, 7, 7, 72, 136}, After::scaled),
+          wgrad({33, 8, 8, 8, 72}),
+          wgrad({9, 5, 7, 72, 136, 1, 0}),
+          wgrad({1, 20, 20, 72, 40}),
+          wgrad({33, 4, 4, 72, 136}),
+          wgrad({5, 16, 14, 72, 136, 3, 1, 2})};
 }
 
 TEST(WgradWgmmaTiles, NoneChangesABit) {
@@ -315,7 +327,10 @@ TEST(WgradWgmma, LeavesTheRestToOthers) {
   EXPECT_FALSE(accepts({2, 8, 8, 32, 32}));  // Three quarters of the products would be of channels that are not there.
   EXPECT_FALSE(accepts({2, 8, 8, 64, 64, 1, 1}));
   EXPECT_FALSE(accepts({2, 8, 8, 64, 64, 5, 2}));
-  EXPECT_FALSE(accepts({2, 8, 8, 64, 64, 3, 1, 2}));
+  EXPECT_TRUE(accepts({2, 8, 8, 64, 64, 3, 1, 2}));
+  EXPECT_FALSE(accepts({2, 8, 8, 64, 64, 3, 1, 3}));
+  EXPECT_FALSE(accepts({2, 8, 8, 64, 64, 1, 0, 2}));
+  EXPECT_FALSE(accepts({2, 8, 8, 64, 64, 3, 1, 2, DType::f32}, "h100", {.tf32 = true}));
   EXPECT_FALSE(accepts({2, 8, 8, 64, 64, 3, 1, 1, DType::f32}));
   EXPECT_TRUE(accepts({2, 8, 8, 64, 64, 3, 1, 1, DType::f32}, "h100", {.tf32 = true}));
   EXPECT_FALSE(accepts({2, 8, 8, 64, 64, 1, 0, 1, DType::f32}, "h100", {.tf32 = true}));

@@ -22,7 +22,7 @@ namespace {
 
 constexpr int64_t kTileRows = 16;  // Of 8 pixels: 128 pixels amortise the barriers, and five tiles fit.
 constexpr int64_t kLineRows = 8;
-constexpr int64_t kAbreastRows = 8;  // x is there three times.
+constexpr int64_t kDenseRows = 8;  // x is there several times.
 // 128 instructions of 16 pixels and 192 columns take about 7 microseconds, what 20 MB of partial sums cost both
 // kernels: 32 images of 8 x 8.
 constexpr int64_t kWholePixels = 2048, kUsualBatch = 32;
@@ -40,15 +40,12 @@ void cut(HaloWgrad& w) {
     w.rows = kLineRows;
     return;
   }
-  // An instruction's 16 pixels are two rows.
-  const int64_t pairs = ceil_div(ceil_div(w.height, ceil_div(w.height, kTileRows)), 2);
-  w.rows = 2 * pairs;
   w.abreast = w.is_float() ? 1 : images_abreast(w.width);
-  if (w.is_dense()) {
-    w.images = std::max(kAbreastRows / w.rows, int64_t{1});
-    return;
-  }
-  w.images = kTileRows / w.rows;
+  const int64_t most = w.is_dense() ? kDenseRows : kTileRows;
+  // An instruction's 16 pixels are two rows.
+  const int64_t pairs = ceil_div(ceil_div(w.height, ceil_div(w.height, most)), 2);
+  w.rows = 2 * pairs;
+  w.images = most / w.rows;
   // Each image has a border: two of floats' tiles fit if it is that of one image.
   if (w.is_float()) w.images = std::clamp((kTileRows + w.taps - 1) / (w.rows + w.taps - 1), int64_t{1}, w.images);
 }
@@ -59,6 +56,8 @@ bool takes_elements(const KernelSpec& spec, const HaloWgrad& w) {
   return w.dtype == DType::f32 && w.taps == 3 && !w.has_prologue() && spec.reads_tf32(w.image.inputs[0]) &&
          spec.reads_tf32(w.gradient);
 }
+
+bool takes_stride(const HaloWgrad& w) { return w.stride == 1 || (w.stride == 2 && w.taps == 3 && !w.is_float()); }
 
 bool is_input(const ir::Graph& body, ir::Value v) { return body.node(v).op == Op::input; }
 
@@ -91,13 +90,13 @@ std::optional<HaloWgrad> halo_wgrad(const KernelSpec& spec) {
   if (gradient.dtype != w.dtype) return {};
   const auto x = image_of(body, w.value);
   if (!x || !is_input(body, node.operands[1])) return {};
-  if (attrs.stride != 1 || attrs.r != attrs.s || !is_epilogue(body, w.value)) return {};
+  if (attrs.r != attrs.s || !is_epilogue(body, w.value)) return {};
   w.image = *x, w.gradient = input_number(body.node(node.operands[1]));
   w.first_inputs = body.type(body.find_input(std::to_string(w.image.inputs[0]))).shape[3];
   w.batch = image.shape[0], w.image_h = image.shape[1], w.image_w = image.shape[2], w.inputs = image.shape[3];
   w.height = gradient.shape[1], w.width = gradient.shape[2], w.outputs = gradient.shape[3];
-  w.taps = attrs.r, w.pad = attrs.pad, w.members = spec.members;
-  if (!takes_elements(spec, w)) return {};
+  w.taps = attrs.r, w.pad = attrs.pad, w.stride = attrs.stride, w.members = spec.members;
+  if (!takes_elements(spec, w) || !takes_stride(w)) return {};
   const auto aligned = [&](int input) { return spec.alignment[static_cast<size_t>(input)] >= kEngineAlignment; };
   const int64_t pixels = w.batch * std::max(w.image_h * w.image_w, w.height * w.width);
   if (!takes_halo(w.taps, w.pad, w.inputs, w.outputs, pixels, ir::size_of(w.dtype))) return {};
@@ -110,8 +109,9 @@ std::optional<HaloWgrad> halo_wgrad(const KernelSpec& spec) {
 std::string geometry(const HaloWgrad& w) {
   std::string_view kind = w.is_whole ? ", whole" : "";
   if (w.cluster > 1) kind = ", pairs";
-  return fmt::format("engines {}{}x{}x{} by {}x{}x{}, filter {}x{}, pad {}{}{}{}", w.is_float() ? "tf32 " : "",
-                     w.image_h, w.image_w, w.inputs, w.height, w.width, w.outputs, w.taps, w.taps, w.pad, kind,
+  return fmt::format("engines {}{}x{}x{} by {}x{}x{}, filter {}x{}, pad {}{}{}{}{}", w.is_float() ? "tf32 " : "",
+                     w.image_h, w.image_w, w.inputs, w.height, w.width, w.outputs, w.taps, w.taps, w.pad,
+                     w.stride > 1 ? fmt::format(", stride {}", w.stride) : "", kind,
                      w.has_prologue() ? ", prologue" : "",
                      w.image.inputs.size() > 1 ? fmt::format(", first {}", w.first_inputs) : "");
 }

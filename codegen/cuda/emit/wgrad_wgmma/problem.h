@@ -19,7 +19,7 @@ struct HaloWgrad {
   int64_t batch = 0;
   int64_t image_h = 0, image_w = 0, inputs = 0;
   int64_t height = 0, width = 0, outputs = 0;
-  int64_t taps = 1, pad = 0;  ///< A filter of taps x taps.
+  int64_t taps = 1, pad = 0, stride = 1;  ///< A filter of taps x taps.
 
   /// Of the first image, where x are two.
   int64_t first_inputs = 0;
@@ -45,7 +45,8 @@ struct HaloWgrad {
   /// A filter of one tap sees all pixels of all images as one line.
   bool is_line() const { return taps == 1; }
   int64_t pixels() const { return 8 * rows * images; }
-  bool is_dense() const { return abreast > 1; }
+  /// Whether the pixels that a tap meets are one piece of shared memory.
+  bool is_dense() const { return abreast > 1 || stride > 1; }
   /// Of all images.
   int64_t tiles() const;
   /// Parts of a block's tiles, where is_whole: one for each 2048 pixels. Of the batch and the shape alone, for with the
@@ -53,11 +54,11 @@ struct HaloWgrad {
   int64_t splits() const;
 };
 
-/// A stride-1 conv_wgrad in bf16 with a filter of 1 x 1 or 3 x 3 and channel counts that are multiples of 8 (a row of
+/// A conv_wgrad in bf16 with a filter of 1 x 1 or 3 x 3 and channel counts that are multiples of 8 (a row of
 /// the copy engine's is a multiple of 16 bytes), whose results can be computed in runs of four elements; perhaps with a
-/// prologue, of one image or of two, which finishes no statistics, nor of images that lie abreast, whose x is there
-/// several times. Or one of f32 operands that are rounded to tf32 in
-/// memory, with a filter of 3 x 3, multiples of 4 channels and no prologue. Nothing for what is left to the other
+/// prologue, of one image or of two, which finishes no statistics, nor where x is there
+/// several times: of images abreast, or with a stride of 2 (and 3 x 3). Or one of f32 operands that are rounded to tf32
+/// in memory, with a filter of 3 x 3, multiples of 4 channels and no prologue. Nothing for what is left to the other
 /// emitters.
 std::optional<HaloWgrad> halo_wgrad(const KernelSpec& spec);
 

@@ -28,8 +28,9 @@ int64_t chunks_of(int64_t channels) {
 int64_t columns(const HaloWgrad& w, const WgradTile& tile) { return w.is_line() ? 64 * tile.column_chunks : 192; }
 
 int64_t loaded_bytes(const HaloWgrad& w, const WgradTile& tile) {
-  const int64_t wide = w.is_dense() ? 8 * w.taps : 8 + w.taps - 1;
-  const int64_t x = tile.column_chunks * w.images * (w.rows + tile.tap_rows - 1) * wide * 128;
+  const int64_t row_turns = tile.tap_rows > 1 ? w.stride : 1;
+  const int64_t wide = w.is_dense() ? 8 * w.taps * row_turns : 8 + w.taps - 1;
+  const int64_t x = tile.column_chunks * w.images * (w.rows + (tile.tap_rows - 1) / w.stride) * wide * 128;
   // In f32 64 channels are two parts, and dy lies there twice, once turned.
   if (w.is_float()) return 2 * ceil_div(x, 1024) * 1024 + 2 * w.pixels() * 128 + ceil_div(w.pixels(), 32) * 8192;
   return ceil_div(x, 1024) * 1024 + tile.row_chunks * w.pixels() * 128;
@@ -69,8 +70,9 @@ WgradTile dealt_tile(const HaloWgrad& w) {
 
 bool has_registers(const HaloWgrad& w, const WgradTile& tile) {
   constexpr int64_t kAll = 65536, kMost = 232;
-  // Besides the sums. Three consumers, whose threads have few, find out where they store run by run.
-  const int64_t others = tile.consumers() > 2 ? 56 : 96;
+  // Besides the sums. Three consumers, whose threads have few, find out where they store run by run; with a stride
+  // their rows of taps lie apart, which takes more.
+  const int64_t others = tile.consumers() > 2 ? 48 + 8 * w.stride : 96;
   return columns(w, tile) / 2 + others <= std::min(kMost, kAll / tile.blocks / threads(w, tile) / 8 * 8);
 }
 
