@@ -327,10 +327,11 @@ TEST(WgradWgmma, LeavesTheRestToOthers) {
   EXPECT_FALSE(accepts({2, 8, 8, 32, 32}));  // Three quarters of the products would be of channels that are not there.
   EXPECT_FALSE(accepts({2, 8, 8, 64, 64, 1, 1}));
   EXPECT_FALSE(accepts({2, 8, 8, 64, 64, 5, 2}));
-  EXPECT_TRUE(accepts({2, 8, 8, 64, 64, 3, 1, 2}));
-  EXPECT_FALSE(accepts({2, 8, 8, 64, 64, 3, 1, 3}));
-  EXPECT_FALSE(accepts({2, 8, 8, 64, 64, 1, 0, 2}));
-  EXPECT_FALSE(accepts({2, 8, 8, 64, 64, 3, 1, 2, DType::f32}, "h100", {.tf32 = true}));
+  EXPECT_TRUE(accepts({2, 8, 8, 128, 128, 3, 1, 2}));
+  EXPECT_FALSE(accepts({2, 8, 8, 128, 64, 3, 1, 2}));  // A small result.
+  EXPECT_FALSE(accepts({2, 8, 8, 128, 128, 3, 1, 3}));
+  EXPECT_FALSE(accepts({2, 8, 8, 128, 128, 1, 0, 2}));
+  EXPECT_FALSE(accepts({2, 8, 8, 128, 128, 3, 1, 2, DType::f32}, "h100", {.tf32 = true}));
   EXPECT_FALSE(accepts({2, 8, 8, 64, 64, 3, 1, 1, DType::f32}));
   EXPECT_TRUE(accepts({2, 8, 8, 64, 64, 3, 1, 1, DType::f32}, "h100", {.tf32 = true}));
   EXPECT_FALSE(accepts({2, 8, 8, 64, 64, 1, 0, 1, DType::f32}, "h100", {.tf32 = true}));
