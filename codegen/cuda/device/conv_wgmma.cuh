@@ -1,5 +1,5 @@
-// Convolutions on Hopper: images [n, y, x, c], filters [k, r, s, c] in bf16, or in f32 that was rounded to
-// tf32; sums in fp32.
+// Convolutions on Hopper: images [n, y, x, c], filters [k, r, s, c] in bf16, or in f32 that was rounded to tf32; sums in
+// fp32.
 //
 // As a matrix product: rows are 64 output channels (the filter), columns are pixels (the image), and the sum runs over
 // the chunks of 64 input channels (32 in f32: 128 bytes of a pixel), over the taps (r, s) of the filter, and over the
@@ -129,7 +129,7 @@ struct Layout {
   static constexpr int halo_image = box_rows * halo_pitch, box_bytes = (is_dense ? 1 : Tile::images) * halo_image;
   static constexpr int box_pitch = (box_bytes + 1023) / 1024 * 1024;  ///< From a box to the next.
   static constexpr int halo_bytes = boxes * box_bytes, halo_slot = boxes * box_pitch;
-  /// In rows of 8 pixels of a tile, from an image's to its next, and to the same one of the next image.
+  /// A tile lies as rows of 8 pixels: so many on is an image's next row, and the same row of the next image.
   static constexpr int row_step = is_dense ? Tile::images : 1, image_step = is_dense ? 1 : Tile::rows;
   static constexpr int own_tap_bytes = 64 * pixel_bytes;  ///< Of a consumer.
   static constexpr int tap_bytes = readers * own_tap_bytes, tile_bytes = pixels * pixel_bytes;

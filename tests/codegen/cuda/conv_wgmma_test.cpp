@@ -125,17 +125,17 @@ TEST(ConvWgmma, AnImageHasTheSameBitsInEveryBatchFromOneSource) {
 /// Bodies whose candidates are of every kind: taps resident or not, halos of one chunk or several, of a consumer or
 /// shared by two or three, several images.
 std::vector<Graph> tiled() {
-  return {conv({2, 18, 9, 64, 64}, After::residual),
-          conv({2, 16, 16, 136, 72}, After::bias),
-          conv({5, 7, 7, 64, 136}, After::time),
-          conv({2, 9, 20, 192, 136, 1, 0}, After::all),
-          conv({3, 7, 7, 136, 72, 3, 1, true}, After::residual),
-          strided({3, 30, 15, 72, 128}, After::bias)};
+  return {conv({2, 18, 9, 64, 64}, After::residual), conv({2, 16, 16, 136, 72}, After::bias),
+          conv({5, 7, 7, 64, 136}, After::time), conv({2, 9, 20, 192, 136, 1, 0}, After::all),
+          conv({3, 7, 7, 136, 72, 3, 1, true}, After::residual)};
 }
 /// Likewise of images abreast, beside which three consumers have no room for a halo each.
 std::vector<Graph> tiled_abreast() {
   return {conv({5, 4, 4, 72, 192}, After::all), conv({9, 4, 4, 64, 128}, After::residual),
           conv({19, 2, 2, 64, 64, 3, 1, true}, After::residual)};
+}
+std::vector<Graph> tiled_strided() {
+  return {strided({3, 30, 15, 72, 128}, After::bias), strided({9, 8, 8, 72, 128}, After::residual)};
 }
 /// Likewise with a prologue, which leaves room for fewer consumers.
 std::vector<Graph> tiled_with_prologue() {
@@ -177,14 +177,22 @@ TEST(ConvWgmmaTiles, NoneChangesABit) {
   EXPECT_GT(seen.size(), 12u);
 }
 
-TEST(ConvWgmmaTiles, NoneChangesABitOfImagesAbreast) {
+/// Tiles of each kind of consumers, with each number of pixels and images, once for each body.
+std::set<std::string> expect_same_bits_of_teams(const std::vector<Graph>& bodies) {
   std::set<std::string> seen;
-  for (const Graph& body : tiled_abreast()) {
-    std::set<std::string> teams;  // Each kind of consumers, with each number of images, once for each body.
+  for (const Graph& body : bodies) {
+    std::set<std::string> teams;
     expect_same_bits(body, seen, [&](const std::string& tile) {
       return teams.insert(tile.substr(0, tile.find(' ')) + team(tile)).second;
     });
   }
+  return seen;
+}
+
+TEST(ConvWgmmaTiles, NoneChangesABitOfAStride) { EXPECT_GT(expect_same_bits_of_teams(tiled_strided()).size(), 5u); }
+
+TEST(ConvWgmmaTiles, NoneChangesABitOfImagesAbreast) {
+  const std::set<std::string> seen = expect_same_bits_of_teams(tiled_abreast());
   EXPECT_GT(seen.size(), 8u);
   for (const std::string& tile : seen) EXPECT_TRUE(tile.starts_with("4x4x") || tile.starts_with("2x2x")) << tile;
 }
@@ -204,6 +212,7 @@ TEST(SlowConvWgmmaTiles, NoneOfAllChangesABit) {
   std::set<std::string> seen;
   for (const Graph& body : tiled()) expect_same_bits(body, seen, [](const std::string&) { return true; });
   for (const Graph& body : tiled_abreast()) expect_same_bits(body, seen, [](const std::string&) { return true; });
+  for (const Graph& body : tiled_strided()) expect_same_bits(body, seen, [](const std::string&) { return true; });
   for (const Graph& body : tiled_with_prologue()) expect_same_bits(body, seen, [](const std::string&) { return true; });
   EXPECT_GT(seen.size(), 60);
 }
@@ -257,6 +266,7 @@ TEST(ConvWgmmaTiles, ThoseOfManyOutputsCompileWithoutSpills) {
 TEST(SlowConvWgmmaTiles, AllCompileWithoutSpills) {
   std::vector<Graph> bodies = tiled();
   for (const Graph& body : tiled_abreast()) bodies.push_back(body);
+  for (const Graph& body : tiled_strided()) bodies.push_back(body);
   bodies.push_back(conv({2, 32, 32, 448, 64}, After::all));
   bodies.push_back(conv({2, 8, 8, 256, 64}, After::all));
   bodies.push_back(conv({2, 64, 64, 64, 64}, After::residual));
