@@ -25,7 +25,12 @@ using ir::Node;
 using ir::Value;
 
 /// How much of what makes an image its readers compute.
-enum class Extent : uint8_t { with_finish, with_movement, elementwise };
+enum class Extent : uint8_t {
+  with_all_finishes,  ///< What finishes its statistics for others, too.
+  with_finish,
+  with_movement,
+  elementwise
+};
 
 /// What taking an image in changes.
 struct Gain {
@@ -94,6 +99,7 @@ class PrologueGrower {
     int host = -1;            ///< The loop that makes it for those.
     int finish = -1;          ///< The group_finish that makes the image's statistics, where a taker makes them for all.
     int finisher = -1;        ///< That taker.
+    int spared = -1;          ///< The loop that made the image, where it makes nothing else of the statistics.
     std::string refusal;      ///< Why it cannot be; empty where it can.
   };
 
@@ -187,9 +193,11 @@ class PrologueGrower {
         if (units_.needed({id, r})) rest.push_back(id);
       }
     }
-    const std::vector<int> made = made_by(image, Extent::with_finish), kept = units_.closure(owner, rest);
+    const std::vector<int> made = made_by(image, Extent::with_all_finishes), kept = units_.closure(owner, rest);
     if (std::ranges::count_if(made, finishes) != 1) return;
     plan.finish = *std::ranges::find_if(made, finishes);
+    const auto is_finished = [&](Value v) { return v.node == plan.finish; };
+    if (std::ranges::none_of(units_.externals(kept), is_finished)) plan.spared = owner;
     const std::vector<int> nodes = with(plan.nodes, plan.finish);
     for (const int u : plan.takers) {
       plan.finisher = u;
@@ -204,6 +212,7 @@ class PrologueGrower {
     if (plan.host >= 0) found.insert(plan.host);
     for (const int u : units_.reading(plan.finish)) found.insert(u);
     found.erase(plan.finisher);
+    found.erase(plan.spared);
     return {found.begin(), found.end()};
   }
   static std::vector<int> with(std::vector<int> nodes, int node) {
@@ -251,11 +260,13 @@ class PrologueGrower {
     return loops.empty() ? "" : fmt::format("the fusion of %{} reads it, too", units_.unit(loops[0]).lead);
   }
 
+  bool is_alone(int node) const { return units_.unit(units_.owner(node)).owned.size() == 1; }
+
   /// Whether the node is a unit of its own that finishes statistics which this loop alone reads, and makes nothing but
   /// the image of.
   bool finishes_for(int node, Value image) const {
     const int owner = units_.owner(image.node);
-    if (graph_.node(node).op != ir::Op::group_finish || units_.unit(units_.owner(node)).owned.size() != 1) return false;
+    if (graph_.node(node).op != ir::Op::group_finish || !is_alone(node)) return false;
     const auto reads_otherwise = [&](int result) {
       const Readers* readers = units_.readers({node, result});
       if (readers == nullptr) return false;
@@ -272,7 +283,10 @@ class PrologueGrower {
     const auto joins = [&](const Node& node) {
       if (is_pointwise(graph_, node) || is_free(graph_, node) || node.op == ir::Op::slice) return true;
       if (keeps_neighbours(node)) return extent != Extent::elementwise;
-      return node.op == ir::Op::group_finish && extent == Extent::with_finish;
+      return node.op == ir::Op::group_finish && extent <= Extent::with_finish;
+    };
+    const auto is_finished_beside = [&](int id) {
+      return extent == Extent::with_all_finishes ? is_alone(id) : finishes_for(id, image);
     };
     const Unit& from = units_.unit(units_.owner(image.node));
     std::set<int> found = {image.node};
@@ -282,7 +296,7 @@ class PrologueGrower {
         while (!from.holds(v.node) && is_free(graph_, graph_.node(v)) && !graph_.node(v).operands.empty()) {
           v = graph_.node(v).operands[0];
         }
-        const bool is_near = from.holds(v.node) || finishes_for(v.node, image);
+        const bool is_near = from.holds(v.node) || is_finished_beside(v.node);
         if (is_near && joins(graph_.node(v))) found.insert(v.node);
       }
     }
@@ -352,6 +366,7 @@ class PrologueGrower {
     // Units of their own that finish its statistics.
     const auto is_spared = [&](int id) { return !units_.unit(owner).holds(id); };
     gain.kernels += static_cast<int>(std::ranges::count_if(plan.nodes, is_spared));
+    if (plan.finish >= 0 && is_alone(plan.finish)) ++gain.kernels;
     if (device_.bandwidth > 0) gain.saved = static_cast<double>(gain.bytes) / (kCopyShare * device_.bandwidth);
     return gain;
   }
