@@ -8,8 +8,8 @@
 // anyway (the norm's gradient) makes it for the others (the filter's gradient), which come after it. What finishes an
 // image's statistics comes along where the device's kernels take it, out of its loop or out of a
 // kernel of its own. Where others read them too (the norm's gradient), or the kernels do not in all of the readers (on
-// Hopper a filter's gradient does not), one that comes first finishes them for all: it stores what the others read. Else
-// that stays a kernel of its own.
+// Hopper a filter's gradient does not), one that comes first finishes them for all: it stores what the others read.
+// Else that stays a kernel of its own.
 //
 // Legal: the device's kernels can (PrologueLimits, asked with the body), and nothing but the contraction's image
 // operand reads what is computed. Only elementwise ops, movement that keeps neighbours and group_finish are taken in,

@@ -152,10 +152,10 @@ TEST(Prologue, WhatOthersReadStaysInMemory) {
   EXPECT_NE(refusal("output \"y\" = %11\n output \"x\" = %10").find("it is needed in memory"), std::string::npos);
   EXPECT_NE(refusal(R"(
     %12 = conv_dgrad %10, %3 {stride = 1, pad = 1, height = 4, width = 4} : f32[2, 4, 4, 8]
-    %13 = conv_wgrad %0, %10 {stride = 1, pad = 1, r = 3, s = 3} : f32[8, 3, 3, 8]
+    %13 = conv_fprop %0, %10 {stride = 1, pad = 1} : f32[2, 3, 3, 2]
     output "y" = %11
     output "dx" = %12
-    output "dw" = %13)")
+    output "z" = %13)")
                 .find("%13 reads it otherwise"),
             std::string::npos);
   // It is added to the convolution's own result.

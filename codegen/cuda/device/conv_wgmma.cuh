@@ -50,11 +50,11 @@ namespace conv {
 /// images of one pixel. `is_turned`: the filter lies in memory as [inputs, filter, filter, outputs], its last tap being
 /// the first that is met. `reads_operand`: what follows the convolution does. `has_prologue`: something comes before
 /// it. `first_inputs`: where there are two images, one behind the other in each pixel, the channels of the first, a
-/// multiple of a chunk's. `has_finish`: the transformers make images' statistics, two numbers a channel. `Element`:
-/// bf16 or f32, of the image, the filter, the operand and the result.
+/// multiple of a chunk's. `statistics`: numbers that the transformers make of each image before. `has_image_sums`: they
+/// sum what the prologue makes. `Element`: bf16 or f32, of the image, the filter, the operand and the result.
 template <int height_, int width_, int inputs_, int outputs_, int filter_, int pad_, bool is_turned_ = false,
           bool reads_operand_ = false, bool has_prologue_ = false, int first_inputs_ = inputs_,
-          bool has_finish_ = false, class Element_ = bf16>
+          int statistics_ = 0, bool has_image_sums_ = false, class Element_ = bf16>
 struct Problem {
   using Element = Element_;
   static constexpr int chunk = 128 / static_cast<int>(sizeof(Element));  ///< Channels.
@@ -63,7 +63,8 @@ struct Problem {
   static constexpr int pad = pad_, taps = filter * filter, chunks = (inputs + chunk - 1) / chunk;
   static constexpr bool is_turned = is_turned_, reads_operand = reads_operand_;
   static constexpr bool has_prologue = has_prologue_;
-  static constexpr bool has_finish = has_finish_;
+  static constexpr int statistics = statistics_;
+  static constexpr bool has_finish = statistics > 0, has_image_sums = has_image_sums_;
   static constexpr int first_inputs = first_inputs_;
   static_assert(first_inputs == inputs || first_inputs % chunk == 0);
   static_assert(sizeof(Element) == 2 || (!is_turned && !has_prologue));
@@ -122,8 +123,7 @@ struct Layout {
   static constexpr int operand_barriers = Problem::reads_operand && Tile::shares_halo ? consumers : 0;
   static constexpr int barriers = halo_barriers + 2 * Tile::tap_slots + operand_barriers;
   static constexpr int statistics_at = (barriers_at + barriers * 8 + 15) / 16 * 16;
-  static constexpr int statistics = Problem::has_finish ? 2 * Problem::inputs : 0;  ///< Of an image.
-  static constexpr int bytes = statistics_at + transformers * Tile::images * statistics * 4;
+  static constexpr int bytes = statistics_at + transformers * Tile::images * Problem::statistics * 4;
 
   // A consumer gives a halo or a tap back when it has begun with the next one.
   static constexpr int least_halo_slots =

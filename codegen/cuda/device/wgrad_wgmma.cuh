@@ -27,7 +27,7 @@
 // read from the halo what a product of 8 pixels, one row of the tile, takes of them, and use it for all three taps. dy
 // does come from shared memory, where three warps, the turners, have written it anew with its pixels along the rows.
 //
-// What is computed of x before it is multiplied, the prologue, a further role does in shared memory
+// What is computed of x or dy before they are multiplied, the prologue, a further role does in shared memory
 // (wgrad_prologue.cuh): a transformer, a warpgroup, one of whose threads is the producer.
 #pragma once
 #include "codegen/cuda/device/ptx_sm90.cuh"
@@ -37,16 +37,17 @@
 namespace wgrad {
 
 /// `Element`: bf16 or f32, of x and dy. `first_inputs`: where x are two images, one behind the other in each pixel, the
-/// channels of the first, a multiple of 64. `has_prologue`: something is computed of x.
+/// channels of the first, a multiple of 64. `transforms_x`, `transforms_dy`: something is computed of it.
 template <int height_, int width_, int inputs_, int outputs_, int filter_, int pad_, class Element_ = bf16,
-          int first_inputs_ = inputs_, bool has_prologue_ = false>
+          int first_inputs_ = inputs_, bool transforms_x_ = false, bool transforms_dy_ = false>
 struct Problem {
   using Element = Element_;
   static constexpr bool is_float = sizeof(Element) == 4;
   static constexpr int parts = is_float ? 2 : 1;  ///< Of 64 channels, each 128 bytes of a pixel.
   static constexpr int height = height_, width = width_, inputs = inputs_, outputs = outputs_, filter = filter_;
   static constexpr int pad = pad_, first_inputs = first_inputs_;
-  static constexpr bool has_prologue = has_prologue_;
+  static constexpr bool transforms_x = transforms_x_, transforms_dy = transforms_dy_;
+  static constexpr bool has_prologue = transforms_x || transforms_dy;
   static_assert(first_inputs == inputs || first_inputs % 64 == 0);
   static_assert(!is_float || (first_inputs == inputs && !has_prologue));
 };
@@ -70,7 +71,7 @@ struct Layout {
   static constexpr int consumers = Tile::row_chunks * Tile::tap_rows, warpgroup = 128;
   /// Warps that write dy anew; the one before them is the producer.
   static constexpr int turners = Problem::is_float ? 3 : 0;
-  /// Warps that transform x, the producer's among them.
+  /// Warps that transform x and dy, the producer's among them.
   static constexpr int transformers = Problem::has_prologue ? 4 : 0;
   static constexpr int makers = turners + transformers;  ///< Of what consumers wait for besides the copies.
   static constexpr int threads = consumers * warpgroup + (Problem::has_prologue ? warpgroup : 32 * (1 + turners));
@@ -243,7 +244,7 @@ struct Shared {
     return reinterpret_cast<Barrier*>(start + L::barriers_at) + slot;
   }
   __device__ __forceinline__ Barrier* empty(int slot) const { return full(L::Tile::slots + slot); }
-  // Where dy is turned, or x transformed: for the consumers, when it is. And where turned dy lies.
+  // Where dy is turned, or something transformed: for the consumers, when it is. And where turned dy lies.
   __device__ __forceinline__ Barrier* ready(int slot) const { return full(2 * L::Tile::slots + slot); }
   __device__ __forceinline__ unsigned char* turned_dy(int slot) const { return x(slot) + L::turned_at; }
 
@@ -324,9 +325,9 @@ template <class L, bool consumes>
 __device__ __forceinline__ void share_registers() {
   if constexpr (L::threads != 4 * L::warpgroup) return;
   if constexpr (consumes) {
-    take_registers<L::Problem::is_float ? 152 : 144>();
+    take_registers<L::Problem::is_float ? 152 : L::Problem::transforms_dy ? 136 : 144>();
   } else {
-    give_registers<L::Problem::is_float ? 56 : 80>();
+    give_registers<L::Problem::is_float ? 56 : L::Problem::transforms_dy ? 104 : 80>();
   }
 }
 

@@ -27,8 +27,11 @@ std::string layout_type(const HaloWgrad& w, const WgradTile& tile) {
   return fmt::format(
       "wgrad::Layout<wgrad::Problem<{}, {}, {}, {}, {}, {}, {}{}>, wgrad::Tile<{}, {}, {}, {}, {}, {}, {}, {}>>",
       w.is_line() ? 1 : w.height, w.is_line() ? 1 : w.width, w.inputs, w.outputs, w.taps, w.pad,
-      w.is_float() ? "f32" : "bf16", w.has_prologue() ? fmt::format(", {}, true", w.first_inputs) : "", w.rows,
-      w.images, tile.slots, tile.row_chunks, tile.column_chunks, tile.tap_rows, tile.blocks, w.cluster);
+      w.is_float() ? "f32" : "bf16",
+      w.has_prologue() || w.image.inputs.size() > 1
+          ? fmt::format(", {}, {}, {}", w.first_inputs, w.image.has_prologue, w.gradient.has_prologue)
+          : "",
+      w.rows, w.images, tile.slots, tile.row_chunks, tile.column_chunks, tile.tap_rows, tile.blocks, w.cluster);
 }
 
 /// Images of one tensor, and the boxes of 128 bytes of its channels that a tile takes: so many pixels wider and higher.
@@ -56,8 +59,8 @@ Parameters::Maps tensor_maps(const KernelSpec& spec, const HaloWgrad& w, const W
         image_map(w, operand(input), w.image_h, w.image_w, i == 0 ? w.first_inputs : w.inputs - w.first_inputs,
                   w.taps - 1, tile.tap_rows - 1);
   }
-  maps.operands[static_cast<size_t>(w.gradient)] =
-      image_map(w, operand(w.gradient), w.height, w.width, w.outputs, 0, 0);
+  const int gradient = w.gradient.inputs[0];
+  maps.operands[static_cast<size_t>(gradient)] = image_map(w, operand(gradient), w.height, w.width, w.outputs, 0, 0);
   return maps;
 }
 
@@ -85,11 +88,24 @@ OtherRoles other_roles(const KernelSpec& spec, const HaloWgrad& w, const std::st
                        const std::vector<std::string>& operands) {
   const std::string give = "wgrad::share_registers<Layout, false>();\n";
   if (w.has_prologue()) {
-    const ir::Value value = only_contraction(spec.body), x = spec.body.node(value).operands[0];
-    const ir::Value image = image_operand(spec.body, value, x)->value;
-    return {give + prologue_code(spec, x, image, operands) +
+    const ir::Value value = only_contraction(spec.body);
+    std::string code, sides;
+    const auto add = [&](const ImageOperand& image, size_t operand, const std::string& suffix) {
+      sides += ", ";
+      if (!image.has_prologue) {
+        sides += "wgrad::NoSide{}";
+        return;
+      }
+      // Inputs are numbered as in the whole body; nodes are not.
+      const ir::Value v = spec.body.node(value).operands[operand];
+      code += prologue_code(spec, *image_operand(spec.body, value, v), v, operands, "", suffix);
+      sides += filled("wgrad::side(other$suffix, channels_at$suffix, transformed$suffix)", {{"suffix", suffix}});
+    };
+    add(w.image, 0, "_x");
+    add(w.gradient, 1, "_dy");
+    return {give + code +
                 fmt::format("wgrad::Transformer<Layout, {}> transformer(shared, {});\n", w.image_h * w.image_w, maps),
-            "transformer.transform(units.own_part<kCluster>(), static_cast<int>(images), channels_at, transformed);\n"};
+            fmt::format("transformer.transform(units.own_part<kCluster>(), static_cast<int>(images){});\n", sides)};
   }
   OtherRoles roles{fmt::format("wgrad::Producer<Layout> producer(shared, {});\n", maps),
                    "if (threadIdx.x == Layout::owners) producer.load(units.own_part<kCluster>());\n"};
@@ -126,7 +142,7 @@ KernelDraft product_kernel(const KernelSpec& spec, const HaloWgrad& w, const Wgr
     prefetches += fmt::format("tensor_map_prefetch({});\n", map);
   };
   add_map(w.image.inputs[0]);
-  add_map(w.gradient);
+  add_map(w.gradient.inputs[0]);
   if (w.image.inputs.size() > 1) add_map(w.image.inputs[1]);
   const OtherRoles roles = other_roles(spec, w, maps, parameters.operands());
   KernelDraft draft;

@@ -139,14 +139,15 @@ std::optional<HaloConv> halo_conv(const KernelSpec& spec) {
   if (c.pad < 0 ||
       !takes_halo(c.taps, c.pad, c.inputs, c.outputs, c.batch * c.image_h * c.image_w, ir::size_of(c.dtype)))
     return {};
+  if (c.image.other >= 0 && !aligned(c.image.other)) return {};
   if (!std::ranges::all_of(c.image.inputs, aligned) || !aligned(c.filter) ||
       spec.result_alignment[c.result] < kEngineAlignment)
     return {};
   if ((c.has_strips() || c.has_prologue()) && c.taps == 1 && c.height * c.width == 1) return {};  // Such are a line.
   if (c.is_line() && !depends_on_channels_alone(body, c)) return {};
   if (!fits_operands(spec, c) || (c.residual >= 0 && !is_read_in_place(body, c.residual))) return {};
-  c.has_finish = spec.preamble != nullptr;
-  return c.has_finish && !c.has_prologue() ? std::nullopt : std::optional(c);
+  c.finished = spec.preamble != nullptr ? spec.preamble->floats : 0;
+  return c.has_finish() && !c.has_prologue() ? std::nullopt : std::optional(c);
 }
 
 std::string geometry(const HaloConv& c) {

@@ -37,8 +37,10 @@ struct HaloConv {
   /// Of the first image, where there are two.
   int64_t first_inputs = 0;
 
-  bool has_finish = false;  ///< The prologue reads what the spec's preamble makes.
+  int64_t finished = 0;         ///< Numbers of an image that the spec's preamble makes and the prologue reads.
+  bool has_image_sums = false;  ///< Of what the prologue makes, over the pixels of each strip.
 
+  bool has_finish() const { return finished > 0; }
   bool has_prologue() const { return image.has_prologue; }
   bool has_moments() const { return mean >= 0; }
   bool has_strips() const { return has_moments() || !sums.empty(); }

@@ -56,11 +56,12 @@ Parameters::Maps tensor_maps(const KernelSpec& spec, const HaloConv& c, const Ha
 
 std::string layout_type(const HaloConv& c, const HaloTile& tile) {
   return fmt::format(
-      "conv::Layout<conv::Problem<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>, "
+      "conv::Layout<conv::Problem<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>, "
       "conv::Tile<{}, {}, {}, {}, {}, {}, {}>>",
       c.is_line() ? 1 : c.height, c.is_line() ? 1 : c.width, c.inputs, c.outputs, c.taps, c.pad, c.is_turned,
-      c.residual >= 0, c.has_prologue(), c.first_inputs, c.has_finish, c.dtype == ir::DType::f32 ? "f32" : "bf16",
-      tile.rows, tile.images, tile.halo_slots, tile.tap_slots, tile.blocks, tile.consumers, tile.shares_halo);
+      c.residual >= 0, c.has_prologue(), c.first_inputs, c.finished, c.has_image_sums,
+      c.dtype == ir::DType::f32 ? "f32" : "bf16", tile.rows, tile.images, tile.halo_slots, tile.tap_slots, tile.blocks,
+      tile.consumers, tile.shares_halo);
 }
 
 /// What is done with the sums. Operands are read at coordinates inside the result, though the tile may reach beyond it.
@@ -184,14 +185,16 @@ $of_rows    consumer.stage_rows(image, row);
 
 }  // namespace
 
-KernelDraft halo_conv_kernel(const KernelSpec& spec, const HaloConv& c, const HaloTile& tile) {
+KernelDraft halo_conv_kernel(const KernelSpec& spec, const HaloConv& c, const HaloTile& tile,
+                             const std::optional<Argument>& image_sums) {
   const ir::Graph& body = spec.body;
   Parameters parameters(body, spec, tensor_maps(spec, c, tile));
   const Epilogue after = epilogue(spec, c, parameters.operands());
   const auto operand = [&](int input) { return parameters.operands()[static_cast<size_t>(input)]; };
   const int64_t works = work_count(c, tile, c.batch);
   parameters.add("works", works);
-  if (c.has_finish) parameters.add("share", work_share(c, tile, works, spec.device));
+  if (image_sums) parameters.add("image_sums", "f32*", *image_sums);
+  if (c.has_finish()) parameters.add("share", work_share(c, tile, works, spec.device));
   if (after.reads_image || c.has_strips() || c.has_prologue()) parameters.add("images", c.batch);
   parameters.add_outers(body, after.outers);
 
@@ -205,8 +208,8 @@ KernelDraft halo_conv_kernel(const KernelSpec& spec, const HaloConv& c, const Ha
   }
 
   const std::string_view turns =
-      c.has_finish ? "conv::works_in_a_row<Layout>(static_cast<int>(works), gridDim.x, static_cast<int>(share))"
-                   : "conv::works_in_turns(static_cast<int>(works), gridDim.x)";
+      c.has_finish() ? "conv::works_in_a_row<Layout>(static_cast<int>(works), gridDim.x, static_cast<int>(share))"
+                     : "conv::works_in_turns(static_cast<int>(works), gridDim.x)";
   const bool has_two = c.image.inputs.size() > 1;
   std::vector<std::string> maps = {operand(c.image.inputs[0]), operand(c.filter), result};
   if (has_two) maps.push_back(operand(c.image.inputs[1]));
@@ -225,19 +228,17 @@ KernelDraft halo_conv_kernel(const KernelSpec& spec, const HaloConv& c, const Ha
   if (c.has_prologue()) {
     headers.push_back("conv_prologue.cuh");
     std::string declarations, finish, finishers;
-    if (c.has_finish) {
-      const size_t first = spec.preamble->first_operand;
-      declarations =
-          fmt::format("[[maybe_unused]] const f32 *const p{0} = made - at_image * {2}, *const p{1} = p{0} + {2};\n",
-                      first, first + 1, c.inputs);
+    if (c.has_finish()) {
+      declarations = spec.preamble->declarations;
       finish = spec.preamble->text, finishers = ", finish, store";
     }
     transformer = filled(R"(} else if (conv::is_transformer<Layout>()) {
-$code  conv::Transformer<Layout>(shared).transform(of_block, static_cast<int>(images), channels_at, transformed$finishers);
+$code  conv::Transformer<Layout>(shared).transform(of_block, static_cast<int>(images), other, $sums, channels_at, transformed$finishers);
 )",
-                         {{"code", indented(finish + prologue_code(spec, body.node(c.value).operands[0], c.image.value,
+                         {{"code", indented(finish + prologue_code(spec, c.image, body.node(c.value).operands[0],
                                                                    parameters.operands(), declarations),
                                             2)},
+                          {"sums", image_sums ? "image_sums" : "nullptr"},
                           {"finishers", finishers}});
   }
 

@@ -217,7 +217,7 @@ int64_t shared_bytes(const HaloConv& conv, const HaloTile& tile) {
   return tile.halo_slots * halo_slot(conv, tile) + tile.tap_slots * tile.output_chunks() * kTapBytes +
          results * tile.pixels() * 128 +
          8 * ((conv.has_prologue() ? 3 : 2) * tile.halo_slots + 2 * tile.tap_slots + operands) +
-         (conv.has_finish ? 8 + transformers(conv, tile) * tile.images * conv.inputs * 2 * 4 : 0);
+         (conv.has_finish() ? 8 + transformers(conv, tile) * tile.images * conv.finished * 4 : 0);
 }
 
 int64_t work_count(const HaloConv& conv, const HaloTile& tile, int64_t batch) {
@@ -258,7 +258,8 @@ std::vector<HaloTile> candidates(const HaloConv& conv, const ir::DeviceSpec& dev
       for (int64_t images = 1; rows * images * 8 <= 256; images *= 2) {
         // Several images only where one tile covers an image's height.
         if (images > 1 && (conv.is_line() || rows < conv.height)) break;
-        if (conv.has_strips() && rows % ir::kStripHeight != 0 && rows < conv.height) break;  // No whole strips.
+        const bool needs_strips = conv.has_strips() || conv.has_image_sums;
+        if (needs_strips && rows % ir::kStripHeight != 0 && rows < conv.height) break;  // No whole strips.
         const HaloTile shape{rows, images, 0, 0, blocks, consumers, shares_halo};
         if (needed_registers(conv, shape) > registers_of(conv, shape)) break;
         if (conv.has_prologue() && !transforms_beside(conv, shape)) break;

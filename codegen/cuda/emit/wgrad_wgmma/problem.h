@@ -14,7 +14,7 @@ struct HaloWgrad {
   ir::Value value;                    ///< The gradient in the body.
   ir::DType dtype = ir::DType::bf16;  ///< Of x and dy: bf16, or f32 rounded to tf32.
   ImageOperand image;                 ///< x.
-  int gradient = 0;                   ///< Input of the body: dy, which is as high and wide as the convolution's result.
+  ImageOperand gradient;              ///< dy, of one input, which is as high and wide as the convolution's result.
 
   int64_t batch = 0;
   int64_t image_h = 0, image_w = 0, inputs = 0;
@@ -41,7 +41,7 @@ struct HaloWgrad {
   int64_t members = 1;
 
   bool is_float() const { return dtype == ir::DType::f32; }
-  bool has_prologue() const { return image.has_prologue; }
+  bool has_prologue() const { return image.has_prologue || gradient.has_prologue; }
   /// A filter of one tap sees all pixels of all images as one line.
   bool is_line() const { return taps == 1; }
   int64_t pixels() const { return 8 * rows * images; }
@@ -53,10 +53,10 @@ struct HaloWgrad {
 };
 
 /// A stride-1 conv_wgrad in bf16 with a filter of 1 x 1 or 3 x 3 and channel counts that are multiples of 8 (a row of
-/// the copy engine's is a multiple of 16 bytes), whose results can be computed in runs of four elements; perhaps with a
-/// prologue, of one image or of two, which finishes no statistics. Or one of f32 operands that are rounded to tf32 in
-/// memory, with a filter of 3 x 3, multiples of 4 channels and no prologue. Nothing for what is left to the other
-/// emitters.
+/// the copy engine's is a multiple of 16 bytes), whose results can be computed in runs of four elements; x perhaps of
+/// two images, x and dy perhaps with prologues, which finish no statistics. Or one of f32 operands that are rounded to
+/// tf32 in memory, with a filter of 3 x 3, multiples of 4 channels and no prologue. Nothing for what is left to the
+/// other emitters.
 std::optional<HaloWgrad> halo_wgrad(const KernelSpec& spec);
 
 /// What is the same at every batch, in one line: "engines 64x64x128 by 64x64x64, filter 3x3, pad 1, whole".
