@@ -195,11 +195,12 @@ class PrologueGrower {
   /// that can makes those, and stores them.
   void find_finisher(Value image, Plan& plan) const {
     const int owner = units_.owner(image.node);
-    std::set<int> finished;
+    std::set<int> finished, beside;  // by the owner, or by units of their own
     for (const Value v : units_.externals(plan.nodes)) {
       const bool is_small = graph_.type(v).shape.size() < graph_.type(image).shape.size();
       const bool is_alone_finish = graph_.node(v).op == ir::Op::group_finish && is_alone(v.node);
-      if (is_small && (units_.owner(v.node) == owner || is_alone_finish)) finished.insert(v.node);
+      if (is_small && units_.owner(v.node) == owner) finished.insert(v.node);
+      if (is_small && is_alone_finish) beside.insert(v.node);
     }
     std::set<int> sums, rest;  // that the owner makes for others
     for (const int id : units_.body(owner)) {
@@ -208,9 +209,12 @@ class PrologueGrower {
           sums_pixels(graph_, graph_.node(id)) && before_widening(graph_, graph_.node(id).operands[0]) == image;
       (sums_image ? sums : rest).insert(id);
     }
-    std::set<int> both = finished;
-    both.insert(sums.begin(), sums.end());
-    for (const std::set<int>& made : {both, finished, finished.empty() ? sums : std::set<int>{}}) {
+    const auto with = [](std::set<int> all, const std::set<int>& more) {
+      all.insert(more.begin(), more.end());
+      return all;
+    };
+    const std::set<int> own = with(finished, sums);
+    for (const std::set<int>& made : {with(own, beside), own, with(finished, beside), finished}) {
       std::set<int> kept = rest;
       std::ranges::copy_if(sums, std::inserter(kept, kept.end()), [&](int id) { return !made.contains(id); });
       const std::vector<int> stays = units_.closure(owner, {kept.begin(), kept.end()});
@@ -246,7 +250,8 @@ class PrologueGrower {
     nodes.insert(made.begin(), made.end());
     std::vector<int> small;  // What it is finished of.
     for (const int id : made_by(image, Extent::with_all_finishes)) {
-      if (graph_.type({id, 0}).shape.size() < graph_.type(image).shape.size()) small.push_back(id);
+      const bool is_stored = graph_.node(id).op == ir::Op::group_finish && std::ranges::count(made, id) == 0;
+      if (!is_stored && graph_.type({id, 0}).shape.size() < graph_.type(image).shape.size()) small.push_back(id);
     }
     const auto is_finished = [&](int id) { return std::ranges::binary_search(small, id); };
     if (std::ranges::any_of(made, is_finished)) nodes.insert(small.begin(), small.end());

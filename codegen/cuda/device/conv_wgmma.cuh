@@ -72,9 +72,11 @@ struct Problem {
 
 /// `blocks`: of a processor at once. With several, one multiplies while another begins or ends, and the next kernel may
 /// begin before this one has ended. `shares_halo`: the consumers have one tile of pixels, not a tile each.
+/// `transformers`: warpgroups, where there is a prologue.
 template <int rows_, int images_, int halo_slots_, int tap_slots_, int blocks_ = 1, int consumers_ = 2,
-          bool shares_halo_ = false>
+          bool shares_halo_ = false, int transformers_ = 0>
 struct Tile {
+  static constexpr int transformers = transformers_;
   static constexpr int rows = rows_, images = images_, halo_slots = halo_slots_, tap_slots = tap_slots_;
   static constexpr int blocks = blocks_, consumers = consumers_;
   static constexpr bool shares_halo = shares_halo_;
@@ -95,8 +97,9 @@ struct Layout {
   /// them. Beside transformers, who want as many, it is a warp.
   static constexpr bool shares_registers = Tile::blocks == 1 && consumers > 1 && !Problem::has_prologue;
   /// Two warpgroups of transformers work on halos in turns, so that one's loads are hidden by the other's arithmetic.
-  /// Beside three consumers there is room for one.
-  static constexpr int transformers = Problem::has_prologue ? (Tile::blocks == 1 && consumers < 3 ? 2 : 1) : 0;
+  /// Beside three consumers there is room for one, as there is beside one that holds a lot.
+  static constexpr int transformers = Tile::transformers;
+  static_assert((transformers > 0) == Problem::has_prologue);
   static constexpr int producer_thread = (consumers + transformers) * warpgroup;
   static constexpr int threads = producer_thread + (shares_registers ? warpgroup : 32);
   static constexpr int pixels = 8 * Tile::rows * Tile::images;  ///< Of a consumer's tile.

@@ -261,7 +261,7 @@ TEST(ConvWgmma, ABlockGoesOnThroughATightRing) {
     const Placed placed = place(body, {}, h100());
     const FinishedSpec finished(placed.spec);
     Recorder recorder;
-    recorder.launch(halo_conv_kernel(finished.spec(), *halo_conv(finished.spec()), row.tile));
+    recorder.launch(halo_conv_kernel(finished.spec(), *finished.conv(), row.tile));
     recorder.drafts.front().grid.x = 1;
     const ir::TensorMap inputs = random_inputs(body, false);
     expect_reference(body, inputs, run_drafts(placed, recorder, inputs, "sm_90a"), false);

@@ -57,11 +57,11 @@ Parameters::Maps tensor_maps(const KernelSpec& spec, const HaloConv& c, const Ha
 std::string layout_type(const HaloConv& c, const HaloTile& tile) {
   return fmt::format(
       "conv::Layout<conv::Problem<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>, "
-      "conv::Tile<{}, {}, {}, {}, {}, {}, {}>>",
+      "conv::Tile<{}, {}, {}, {}, {}, {}, {}, {}>>",
       c.is_line() ? 1 : c.height, c.is_line() ? 1 : c.width, c.inputs, c.outputs, c.taps, c.pad, c.is_turned,
       c.residual >= 0, c.has_prologue(), c.first_inputs, c.finished, c.has_image_sums,
       c.dtype == ir::DType::f32 ? "f32" : "bf16", tile.rows, tile.images, tile.halo_slots, tile.tap_slots, tile.blocks,
-      tile.consumers, tile.shares_halo);
+      tile.consumers, tile.shares_halo, transformers(c, tile));
 }
 
 /// What is done with the sums. Operands are read at coordinates inside the result, though the tile may reach beyond it.

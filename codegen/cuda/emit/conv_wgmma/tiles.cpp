@@ -31,11 +31,6 @@ int64_t output_works(const HaloConv& conv, const HaloTile& tile) {
   return ceil_div(conv.outputs, 64 * tile.output_chunks());
 }
 
-/// Warpgroups.
-int64_t transformers(const HaloConv& conv, const HaloTile& tile) {
-  return conv.has_prologue() ? (tile.blocks == 1 && tile.consumers < 3 ? 2 : 1) : 0;
-}
-
 /// Whether the producer's registers go to the consumers.
 bool shares_registers(const HaloConv& conv, const HaloTile& tile) {
   return tile.blocks == 1 && tile.consumers > 1 && !conv.has_prologue();
@@ -195,6 +190,16 @@ struct Costs {
 };
 
 }  // namespace
+
+// Where a block has three consumers, or is one of several, there is room for one. So there is beside one consumer that
+// needs more registers than two leave: that is slow, and worth it where a prologue of two images spares a third.
+int64_t transformers(const HaloConv& conv, const HaloTile& tile) {
+  constexpr int64_t kBesideTwo = 152;
+  if (!conv.has_prologue()) return 0;
+  if (tile.blocks > 1 || tile.consumers > 2) return 1;
+  const bool is_tight = conv.image.other >= 0 && tile.consumers == 1 && needed_registers(conv, tile) > kBesideTwo;
+  return is_tight ? 1 : 2;
+}
 
 std::string to_string(const HaloTile& t) {
   return fmt::format("8x{}x{} {} consumers {} halos {} taps {} blocks{}", t.rows, t.images, t.consumers, t.halo_slots,

@@ -34,6 +34,9 @@ bool is_resident(const HaloConv& conv, const HaloTile& tile);
 /// Of a halo's copy.
 int64_t halo_bytes(const HaloConv& conv, const HaloTile& tile);
 
+/// Warpgroups that transform halos.
+int64_t transformers(const HaloConv& conv, const HaloTile& tile);
+
 /// Of a block.
 int threads(const HaloConv& conv, const HaloTile& tile);
 int64_t shared_bytes(const HaloConv& conv, const HaloTile& tile);
