@@ -54,13 +54,10 @@ struct Threads {
     for (int i = 0; i < count; ++i) {
       int pixel = 0;
       is_inside[i] = next(i, pixel);
-      if constexpr (Other::exists) {
-        if (is_inside[i]) others[i] = other.load(pixel);
+      if (is_inside[i]) {
+        raw[i] = *reinterpret_cast<const Run<unsigned, 4>*>(at + i * step * pixel_bytes);
+        if constexpr (Other::exists) others[i] = other.load(pixel);
       }
-    }
-#pragma unroll
-    for (int i = 0; i < count; ++i) {
-      if (is_inside[i]) raw[i] = *reinterpret_cast<const Run<unsigned, 4>*>(at + i * step * pixel_bytes);
     }
     // Of all before the branches at their stores: special functions take long, and wait for one another side by side.
 #pragma unroll

@@ -50,15 +50,16 @@ class Transformer {
     for (int i = 0; i < units.count; ++i) {
       load(units, i + kAhead, 1);
       const int tile = units.tile + i;
-      wait();
+      bool has_waited = false;  // For what comes after an image's parameters are on their way.
       if constexpr (X::exists) {
         transform<XWindow, Tile::column_chunks, Problem::inputs>(x, shared_.x(place_.slot), L::halo_bytes, tile, images,
-                                                                 origin.input, -Problem::pad, origin.tap_row);
+                                                                 origin.input, -Problem::pad, origin.tap_row, has_waited);
       }
       if constexpr (Dy::exists) {
         transform<DyWindow, Tile::row_chunks, Problem::outputs>(dy, shared_.dy(place_.slot), L::chunk_bytes, tile, images,
-                                                                origin.output, 0, 0);
+                                                                origin.output, 0, 0, has_waited);
       }
+      if (!has_waited) wait();
       fence_shared_for_engines();
       __syncwarp();
       if (threadIdx.x % 32u == 0) barrier_arrive(shared_.ready(place_.slot));
@@ -83,13 +84,17 @@ class Transformer {
     if (threadIdx.x == L::owners) producer_.load({units.block, units.tile + first, rest < count ? rest : count});
     __syncwarp();
   }
-  __device__ __forceinline__ void wait() { barrier_wait(shared_.full(place_.slot), place_.parity); }
+  __device__ __forceinline__ void wait() const { barrier_wait(shared_.full(place_.slot), place_.parity); }
 
   /// Of so many chunks of 64 `channels`, from `first_channel` on, which lie `chunk_bytes` apart. A window's first pixel
   /// is `border` away from the tile's, and `tap_row` below that.
   template <class Window, int chunks, int channels, class S>
   __device__ __forceinline__ void transform(const S& side, unsigned char* start, int chunk_bytes, int tile, int images,
-                                            int first_channel, int border, int tap_row) const {
+                                            int first_channel, int border, int tap_row, bool& has_waited) const {
+    const auto wait_once = [&] {
+      if (!has_waited) wait();
+      has_waited = true;
+    };
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
       const int channel = first_channel + chunk * 64 + prologue::Threads::channel();
@@ -101,6 +106,7 @@ class Transformer {
         for (int image = quotient<image_pixels>(begin); image <= quotient<image_pixels>(last); ++image) {
           const int first = image * image_pixels - begin, end = min(first + image_pixels, last + 1 - begin);
           const auto of_image = side.channels_at(image, channel, nullptr);
+          wait_once();
           prologue::Stretch::transform(at, max(first, 0), end, side.other.from(begin, channel),
                                        [&](const auto&... raw) { return side.transformed(of_image, raw...); });
         }
@@ -112,6 +118,7 @@ class Transformer {
 #pragma unroll 1
         for (int i = 0; i < Tile::images && first + i < images; ++i) {
           const auto of_image = side.channels_at(first + i, channel, nullptr);
+          wait_once();
           Window::transform(at, i * Window::pixels, y, x, side.other.from((first + i) * kPixels, channel),
                             [&](const auto&... raw) { return side.transformed(of_image, raw...); });
         }

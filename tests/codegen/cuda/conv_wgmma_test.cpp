@@ -424,14 +424,17 @@ TEST(ConvWgmma, LeavesOtherPrologues) {
   EXPECT_TRUE(accepts(silu));
   EXPECT_FALSE(accepts(silu, true));
   EXPECT_FALSE(accepts([](Builder& b, Value x) { return b.reverse(x, 2); }));
-  // By something else of the image's size, in f32, in bf16; of a pixel.
+  // By something else of the image's size, in f32, in bf16, which there may be one of; of a pixel.
   const auto by = [&](const std::function<Value(Builder&)>& factor) {
     return [&, factor](Builder& b, Value x) {
       return b.cast(b.mul(b.cast(x, DType::f32), b.cast(factor(b), DType::f32)), DType::bf16);
     };
   };
   EXPECT_FALSE(accepts(by([&](Builder& b) { return b.input("2", {DType::f32, image.shape}); })));
-  EXPECT_FALSE(accepts(by([&](Builder& b) { return b.input("2", image); })));
+  EXPECT_TRUE(accepts(by([&](Builder& b) { return b.input("2", image); })));
+  EXPECT_FALSE(accepts(by([&](Builder& b) {
+    return b.mul(b.cast(b.input("2", image), DType::f32), b.cast(b.input("3", image), DType::f32));
+  })));
   EXPECT_FALSE(accepts(by([&](Builder& b) {
     return b.broadcast(b.input("2", {DType::f32, {8, 8}}), image.shape, {1, 2});
   })));
