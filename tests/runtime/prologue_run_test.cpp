@@ -202,7 +202,22 @@ TEST_F(PrologueRun, FiltersGradientsKeepEveryBitInTheEmulator) {
   }
 }
 
-/// It is in no memory then: a launch less. Only the order of the sums over it is another.
+TEST_F(PrologueRun, ANormsGradientKeepsEveryBitOnTheCpu) {
+  for (const NormShapes& s : {NormShapes{3, 8, 64, 64, 72}, {3, 9, 72}}) {
+    const Graph graph = norm_gradient(s);
+    const ir::TensorMap inputs = tests::random_values(graph, ir::Op::input, 1);
+    const auto run = [&](Prologues prologues) {
+      report_ = {};
+      return testing::run(*runtime::compile(graph, {}, 2, settings(prologues)), inputs, {});
+    };
+    const testing::CpuRun stored = run(Prologues::never);
+    const testing::CpuRun made = run(Prologues::always);
+    EXPECT_EQ(computed(), s.skip > 0 ? 2 : 1) << graph.name();
+    expect_same_but_for_sums(made, stored, s, graph.name());
+  }
+}
+
+/// It is in no memory then. Only the order of the sums over it is another.
 TEST_F(PrologueRun, ANormsGradientKeepsEveryBitInTheEmulator) {
   for (const NormShapes& s : {NormShapes{3, 8, 64, 64, 72}, {3, 9, 72}, {2, 17, 64}, {3, 16, 128, 64, 64}}) {
     const Graph graph = norm_gradient(s);
