@@ -53,11 +53,12 @@ class Transformer {
       bool has_waited = false;  // For what comes after an image's parameters are on their way.
       if constexpr (X::exists) {
         transform<XWindow, Tile::column_chunks, Problem::inputs>(x, shared_.x(place_.slot), L::halo_bytes, tile, images,
-                                                                 origin.input, -Problem::pad, origin.tap_row, has_waited);
+                                                                 origin.input, -Problem::pad, origin.tap_row,
+                                                                 has_waited);
       }
       if constexpr (Dy::exists) {
-        transform<DyWindow, Tile::row_chunks, Problem::outputs>(dy, shared_.dy(place_.slot), L::chunk_bytes, tile, images,
-                                                                origin.output, 0, 0, has_waited);
+        transform<DyWindow, Tile::row_chunks, Problem::outputs>(dy, shared_.dy(place_.slot), L::chunk_bytes, tile,
+                                                                images, origin.output, 0, 0, has_waited);
       }
       if (!has_waited) wait();
       fence_shared_for_engines();
