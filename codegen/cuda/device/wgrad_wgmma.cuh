@@ -381,9 +381,12 @@ class Producer {
     place_.advance();
   }
   __device__ __forceinline__ void load_x(void* to, Barrier* full, int channel, int at_x, int at_y, int image) const {
-    const bool is_first = L::Problem::first_inputs == L::Problem::inputs || channel < L::Problem::first_inputs;
-    tensor_load(to, is_first ? x_ : second_, full, channel - (is_first ? 0 : L::Problem::first_inputs), at_x, at_y,
-                image);
+    // A branch, for the compiler (NVRTC 13.0) crashes where it chooses between the addresses of two parameters.
+    if (L::Problem::first_inputs == L::Problem::inputs || channel < L::Problem::first_inputs) {
+      tensor_load(to, x_, full, channel, at_x, at_y, image);
+    } else {
+      tensor_load(to, second_, full, channel - L::Problem::first_inputs, at_x, at_y, image);
+    }
   }
 
   const Shared<L> shared_;
