@@ -84,6 +84,34 @@ TEST(GpuConv, StatisticsAndSumsMatchTheReference) {
   }
 }
 
+/// Of a stored image, what a norm's gradient sums behind a mask of bytes.
+Graph masked_sums(const ConvShapes& s) {
+  Graph graph(fmt::format("masked_{}x{}_n{}h{}w{}c{}k{}", s.taps, s.taps, s.n, s.h, s.w, s.c, s.k));
+  Builder b(graph);
+  const Value x = b.input("x", {DType::bf16, {s.n, s.h, s.w, s.c}});
+  const Value w = b.input("w", {DType::bf16, {s.k, s.taps, s.taps, s.c}});
+  const Value y = b.cast(b.conv_fprop(x, w, 1, s.pad), DType::bf16);
+  const Value z = b.cast(b.input("z", {DType::bf16, b.shape(y)}), DType::f32);
+  const Value kept = b.cast(b.input("mask", {DType::u8, b.shape(y)}), DType::f32);
+  const Value dz = b.mul(b.mul(b.cast(y, DType::f32), kept), b.sigmoid(z));
+  graph.set_output("y", y);
+  graph.set_output("of_image", b.reduce_sum(dz, {1, 2}));
+  graph.set_output("of_all", b.reduce_sum(b.mul(dz, z), {0, 1, 2}));
+  return graph;
+}
+
+TEST(GpuConv, MaskedSumsMatchTheReference) {
+  DIFUSE_NEED_GPU(gpu);
+  constexpr ConvShapes kShapes[] = {
+      {3, 64, 64, 64, 64, 3, 1},   {3, 32, 32, 128, 128, 3, 1}, {5, 16, 16, 192, 192, 3, 1}, {7, 8, 8, 256, 256, 3, 1},
+      {13, 14, 14, 96, 48, 3, 1},  {5, 7, 7, 72, 208, 3, 1},    {9, 4, 4, 256, 256, 3, 1},   {3, 16, 16, 192, 64, 1, 0},
+      {3, 32, 32, 384, 384, 3, 1}, {3, 20, 9, 64, 40, 3, 1},
+  };
+  std::vector<Graph> graphs;
+  for (const ConvShapes& shapes : kShapes) graphs.push_back(masked_sums(shapes));
+  testing::expect_nodes_agree(gpu, graphs, passes::Precision::bf16);
+}
+
 /// A normalise and a SiLU of an image, of the operands from `first` on: its statistics, or its strips', and a scale and
 /// a shift.
 Value normalised(Builder& b, Value image, const ir::Shape& statistics, int first) {

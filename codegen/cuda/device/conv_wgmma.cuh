@@ -19,7 +19,8 @@
 // those of the convolution's tile, while the consumer still multiplies; the result leaves from the same slot. Without
 // an operand it leaves from that of the last halo. The 64 channels of a result in f32 are two parts, each 128 bytes of
 // a pixel and in a slot of its own, as an operand's are. Without an operand the second part's slot comes from the ring
-// likewise, but nothing is copied to it.
+// likewise, but nothing is copied to it. Beside the operand there may be another of bytes, a mask: its tile, 64 bytes of
+// a pixel, comes with the operand's and lies behind it.
 //
 // Where all taps of the filter fit into shared memory, they are loaded once per block, and the consumers take turns:
 // one multiplies while the others store their tiles. Elsewhere all consumers meet each tap while it passes through the
@@ -51,22 +52,24 @@ namespace conv {
 /// the first that is met. `reads_operand`: what follows the convolution does. `has_prologue`: something comes before
 /// it. `first_inputs`: where there are two images, one behind the other in each pixel, the channels of the first, a
 /// multiple of a chunk's. `has_finish`: the transformers make images' statistics, two numbers a channel. `Element`:
-/// bf16 or f32, of the image, the filter, the operand and the result.
+/// bf16 or f32, of the image, the filter, the operand and the result. `reads_mask`: what follows the convolution reads a
+/// mask beside the operand.
 template <int height_, int width_, int inputs_, int outputs_, int filter_, int pad_, bool is_turned_ = false,
           bool reads_operand_ = false, bool has_prologue_ = false, int first_inputs_ = inputs_,
-          bool has_finish_ = false, class Element_ = bf16>
+          bool has_finish_ = false, class Element_ = bf16, bool reads_mask_ = false>
 struct Problem {
   using Element = Element_;
   static constexpr int chunk = 128 / static_cast<int>(sizeof(Element));  ///< Channels.
   static constexpr int parts = 64 / chunk;                               ///< Of a result's 64 channels.
   static constexpr int height = height_, width = width_, inputs = inputs_, outputs = outputs_, filter = filter_;
   static constexpr int pad = pad_, taps = filter * filter, chunks = (inputs + chunk - 1) / chunk;
-  static constexpr bool is_turned = is_turned_, reads_operand = reads_operand_;
+  static constexpr bool is_turned = is_turned_, reads_operand = reads_operand_, reads_mask = reads_mask_;
   static constexpr bool has_prologue = has_prologue_;
   static constexpr bool has_finish = has_finish_;
   static constexpr int first_inputs = first_inputs_;
   static_assert(first_inputs == inputs || first_inputs % chunk == 0);
-  static_assert(sizeof(Element) == 2 || (!is_turned && !has_prologue));
+  static_assert(sizeof(Element) == 2 || (!is_turned && !has_prologue && !reads_mask));
+  static_assert(reads_operand || !reads_mask);
 };
 
 /// `blocks`: of a processor at once. With several, one multiplies while another begins or ends, and the next kernel may
@@ -106,18 +109,22 @@ struct Layout {
   static constexpr int pixel_bytes = 128;  ///< A chunk of channels.
   static constexpr int halo_pitch = (8 + Problem::filter - 1) * pixel_bytes;
   static constexpr int halo_image = (Tile::rows + Problem::filter - 1) * halo_pitch;
-  static constexpr int halo_bytes = Tile::images * halo_image, halo_slot = (halo_bytes + 1023) / 1024 * 1024;
+  static constexpr int halo_bytes = Tile::images * halo_image;
   static constexpr int own_tap_bytes = 64 * pixel_bytes;  ///< Of a consumer.
   static constexpr int tap_bytes = readers * own_tap_bytes, tile_bytes = pixels * pixel_bytes;
   static constexpr bool is_resident = Tile::tap_slots == Problem::chunks * Problem::taps;
   static constexpr bool passes_operand = Problem::reads_operand && !Tile::shares_halo;  ///< Through the ring of halos.
+  static constexpr int mask_pitch = 64, mask_bytes = Problem::reads_mask ? pixels * mask_pitch : 0;
+  static constexpr int operand_bytes = tile_bytes + mask_bytes;
+  static constexpr int halo_slot =
+      ((passes_operand && operand_bytes > halo_bytes ? operand_bytes : halo_bytes) + 1023) / 1024 * 1024;
   /// Slots that a tile takes from the ring of halos for what is no halo: parts of the operand, or of the result.
   static constexpr int more_slots = Tile::shares_halo ? 0 : Problem::parts - (Problem::reads_operand ? 0 : 1);
   static constexpr int copies = Problem::chunks + more_slots;  ///< Of a tile, to its slots.
   static_assert(Problem::parts == 1 || !Tile::shares_halo);
 
   static constexpr int taps_at = Tile::halo_slots * halo_slot, results_at = taps_at + Tile::tap_slots * tap_bytes;
-  static constexpr int barriers_at = results_at + (Tile::shares_halo ? consumers * tile_bytes : 0);
+  static constexpr int barriers_at = results_at + (Tile::shares_halo ? consumers * operand_bytes : 0);
   static constexpr int halo_barriers = (Problem::has_prologue ? 3 : 2) * Tile::halo_slots;
   static constexpr int operand_barriers = Problem::reads_operand && Tile::shares_halo ? consumers : 0;
   static constexpr int barriers = halo_barriers + 2 * Tile::tap_slots + operand_barriers;
@@ -179,7 +186,7 @@ struct Shared {
   __device__ __forceinline__ unsigned char* tap(int slot) const { return start + L::taps_at + slot * L::tap_bytes; }
   /// A consumer's own slot, where they share halos.
   __device__ __forceinline__ unsigned char* result(int consumer) const {
-    return start + L::results_at + consumer * L::tile_bytes;
+    return start + L::results_at + consumer * L::operand_bytes;
   }
   __device__ __forceinline__ Barrier* halo_full(int slot) const { return barriers() + slot; }
   __device__ __forceinline__ Barrier* halo_empty(int slot) const { return barriers() + L::Tile::halo_slots + slot; }
@@ -257,10 +264,11 @@ class Producer {
   using Problem = typename L::Problem;
   using Tile = typename L::Tile;
 
-  /// `operand`, and `second`, the other image: null where there is none.
+  /// `operand`, `second`, the other image, and `mask`: null where there is none.
   __device__ __forceinline__ Producer(unsigned char* shared, const TensorMap& image, const TensorMap& filter,
-                                      const TensorMap* operand = nullptr, const TensorMap* second = nullptr)
-      : shared_{shared}, image_(image), filter_(filter), operand_(operand), second_(second) {}
+                                      const TensorMap* operand = nullptr, const TensorMap* second = nullptr,
+                                      const TensorMap* mask = nullptr)
+      : shared_{shared}, image_(image), filter_(filter), operand_(operand), second_(second), mask_(mask) {}
 
   /// The first taps, as many as there is room for. Another producer then goes on.
   __device__ __forceinline__ void begin(const Works& works) {
@@ -311,6 +319,7 @@ class Producer {
         for (int part = 0; part < Problem::parts; ++part) {
           tensor_prefetch(*operand_, at.output + part * Problem::chunk, at.x, at.y, at.image);
         }
+        if constexpr (Problem::reads_mask) tensor_prefetch(*mask_, at.output, at.x, at.y, at.image);
       }
     }
   }
@@ -320,8 +329,10 @@ class Producer {
     Barrier* full = shared_.halo_full(halo_.slot);
     if (L::passes_operand && copy >= Problem::chunks) {
       const int part = Problem::parts == 1 ? 0 : copy - Problem::chunks;
-      barrier_arrive_expecting(full, L::tile_bytes);
-      tensor_load(shared_.halo(halo_.slot), *operand_, full, at.output + part * Problem::chunk, at.x, at.y, at.image);
+      barrier_arrive_expecting(full, L::operand_bytes);
+      unsigned char* const to = shared_.halo(halo_.slot);
+      tensor_load(to, *operand_, full, at.output + part * Problem::chunk, at.x, at.y, at.image);
+      if constexpr (Problem::reads_mask) tensor_load(to + L::tile_bytes, *mask_, full, at.output, at.x, at.y, at.image);
     } else if (L::more_slots > 0 && copy >= Problem::chunks) {
       barrier_arrive(full);
     } else {
@@ -365,6 +376,7 @@ class Producer {
   const TensorMap& filter_;
   const TensorMap* const operand_;
   const TensorMap* const second_;
+  const TensorMap* const mask_;
   RingPlace<Tile::halo_slots> halo_;
   RingPlace<Tile::tap_slots> tap_;
   int begun_ = 0;  ///< Taps that `begin` has loaded and `produce` has not come to.
@@ -387,13 +399,16 @@ class Consumer {
 
   /// The next tile: what it reads of other tensors may be fetched before it multiplies.
   __device__ __forceinline__ void start(int work) { origin_ = origin_of<L>(work, number_); }
-  /// Where halos are shared: the tile's operand, once its slot is free.
-  __device__ __forceinline__ void fetch_operand(const TensorMap& operand) {
+  /// Where halos are shared: the tile's operand, and its mask, once their slot is free.
+  __device__ __forceinline__ void fetch_operand(const TensorMap& operand, const TensorMap* mask = nullptr) {
     if (threadIdx.x % L::warpgroup != 0) return;
     tensor_store_wait_read<0>();
     Barrier* full = shared_.operand_full(number_);
-    barrier_arrive_expecting(full, L::tile_bytes);
+    barrier_arrive_expecting(full, L::operand_bytes);
     tensor_load(result_slot(0), operand, full, origin_.output, origin_.x, origin_.y, origin_.image);
+    if constexpr (Problem::reads_mask) {
+      tensor_load(result_slot(0) + L::tile_bytes, *mask, full, origin_.output, origin_.x, origin_.y, origin_.image);
+    }
   }
 
   /// The tile's convolution, before anything is added; and the operand has come, and all of the result has its slots.
@@ -476,6 +491,12 @@ class Consumer {
       const int pixel = this_lane() / 16 * 8 + this_lane() % 8, chunk = warp() * 2 + this_lane() / 8 % 2;
       staged_ = result_slot(0) + pixel * L::pixel_bytes + ((chunk ^ pixel % 8) << 4);
     }
+    if constexpr (Problem::reads_mask) {
+      // Of 64 bytes of a pixel a warp has 16: two pixels are 128 bytes, whose chunks are exchanged like four pairs'.
+      const int pair = this_lane() % 4;
+      mask_ = shared_address(result_slot(0)) + L::tile_bytes + pair * 2 * L::mask_pitch + ((warp() ^ pair) << 4) +
+              this_lane() / 4;
+    }
     if constexpr (Problem::reads_operand) load_operand(0);
   }
   /// The operand of these rows and those after them: by the time that they are wanted they have come.
@@ -517,6 +538,10 @@ class Consumer {
       const unsigned pair = rows[lane / 2 % 2 * 2 + half];
       return __uint_as_float(lane % 2 == 0 ? pair << 16 : pair & 0xffff0000u);
     }
+  }
+  __device__ __forceinline__ unsigned mask(int image, int half, int lane) const {
+    const int pixel = (image * Tile::rows + lane / 2) * 8 + lane % 2;
+    return slot_load_byte(mask_ + pixel * L::mask_pitch + half * 8);
   }
   __device__ __forceinline__ int channel(int half) const {
     return origin_.output + warp() * 16 + half * 8 + this_lane() / 4;
@@ -645,6 +670,7 @@ class Consumer {
   float sums_[Tile::images][sums];
   int results_[Problem::parts];              ///< Slots of the result's parts.
   unsigned char* staged_ = nullptr;          ///< This lane's row of the first matrices in the result's slot.
+  unsigned mask_ = 0;                        ///< This lane's first byte of the mask.
   unsigned floats_[4];                       ///< In f32: where its sums of the first row of pixels belong.
   unsigned operand_[2][4 * Problem::parts];  ///< Of a pair of rows, and of the next.
 };

@@ -7,8 +7,8 @@
 //
 // Both engines see shared memory in 128-byte rows whose 16-byte chunks are exchanged so that a column of chunks touches
 // all banks: the chunk at byte address a is found at a ^ ((a >> 3) & 0x70). It is the address in shared memory that
-// counts, not the place in a tile; so a tile may be read from any of its rows on (the taps of a convolution). The
-// tensor cores take rows of 64 bytes as well, whose chunks are exchanged likewise: a is found at a ^ ((a >> 3) & 0x30).
+// counts, not the place in a tile; so a tile may be read from any of its rows on (the taps of a convolution). Both take
+// rows of 64 bytes as well, whose chunks are exchanged likewise: a is found at a ^ ((a >> 3) & 0x30).
 #pragma once
 #include "codegen/cuda/device/ptx.cuh"
 
@@ -151,6 +151,13 @@ __device__ __forceinline__ void slot_store(unsigned address, float a, float b, f
 __device__ __forceinline__ float slot_load(unsigned address) {
   float x;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");
+  return x;
+}
+
+/// A byte of a slot that engines fill.
+__device__ __forceinline__ unsigned slot_load_byte(unsigned address) {
+  unsigned x;
+  asm volatile("ld.shared.u8 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
   return x;
 }
 

@@ -32,7 +32,7 @@ struct Shapes {
   DType dtype = DType::bf16;  ///< Of images and filters.
 };
 
-enum class After : uint8_t { nothing, bias, time, residual, all };
+enum class After : uint8_t { nothing, bias, time, residual, all, masked, parts };
 /// What is done with the image before it is multiplied: a normalise and a SiLU, or less.
 enum class Before : uint8_t { nothing, scale, normalise, finish };
 
@@ -87,7 +87,16 @@ inline Graph conv(const Shapes& s, After after = After::nothing, Before before =
   if (all || after == After::bias) x = b.add(x, b.broadcast_channels(input({DType::f32, {s.k}}), shape));
   if ((all && s.taps > 1) || after == After::time)
     x = b.add(x, b.broadcast_image_channels(input({DType::f32, {s.n, s.k}}), shape));
-  if (all || after == After::residual) x = b.add(b.cast(input({s.dtype, shape}), DType::f32), x);
+  if (after == After::parts) {  // A row of each image has a scale and a shift.
+    const Value row = input({DType::f32, {s.n, 2 * s.k}});
+    const auto part = [&](int64_t i) {
+      return b.broadcast_image_channels(b.slice(row, 1, i * s.k, (i + 1) * s.k), shape);
+    };
+    x = b.add(b.mul(x, part(0)), part(1));
+  }
+  const bool masked = after == After::masked;  // By bytes, beside a residual.
+  if (all || masked || after == After::residual) x = b.add(b.cast(input({s.dtype, shape}), DType::f32), x);
+  if (masked) x = b.mul(x, b.cast(input({DType::u8, shape}), DType::f32));
   if (all) x = b.silu(x);
   body.set_output("0", b.cast(x, s.dtype));
   for (size_t i = 0; i < stored.size(); ++i) body.set_output(std::to_string(i + 1), stored[i]);

@@ -55,6 +55,13 @@ std::vector<ConvCase> cases() {
       {"turned_no_border", conv({2, 7, 9, 40, 64, 3, 0, true}, After::bias)},
       {"turned_pointwise", conv({3, 5, 7, 136, 72, 1, 0, true}, After::bias)},
       {"sum_before_rounding", conv_and_its_sum()},
+      {"parts_of_rows", conv({3, 14, 9, 72, 40}, After::parts)},
+      // A mask beside the residual, in bytes.
+      {"masked", conv({2, 18, 9, 72, 48}, After::masked)},
+      {"masked_small_images", conv({5, 7, 7, 136, 80}, After::masked)},
+      {"masked_turned_ring", conv({2, 8, 16, 328, 144, 3, 1, true}, After::masked)},
+      {"masked_pointwise", conv({3, 5, 7, 72, 144, 1, 0}, After::masked)},
+      {"masked_in_place", conv({2, 9, 8, 64, 64}, After::masked), {.in_place = {{0, 2}}}},
       // What is computed of the image first, in images of one tile, several to a tile, and parts of tiles; the border
       // stays zero.
       {"prologue", conv({2, 18, 12, 64, 64}, After::bias, Before::normalise)},
@@ -96,9 +103,12 @@ TEST(ConvWgmma, AnImageHasTheSameBitsInEveryBatchFromOneSource) {
 /// Bodies whose candidates are of every kind: taps resident or not, halos of one chunk or several, of a consumer or
 /// shared by two or three, several images.
 std::vector<Graph> tiled() {
-  return {conv({2, 18, 9, 64, 64}, After::residual), conv({2, 16, 16, 136, 72}, After::bias),
-          conv({5, 7, 7, 64, 136}, After::time), conv({2, 9, 20, 192, 136, 1, 0}, After::all),
-          conv({3, 7, 7, 136, 72, 3, 1, true}, After::residual)};
+  return {conv({2, 18, 9, 64, 64}, After::residual),
+          conv({2, 16, 16, 136, 72}, After::bias),
+          conv({5, 7, 7, 64, 136}, After::time),
+          conv({2, 9, 20, 192, 136, 1, 0}, After::all),
+          conv({3, 7, 7, 136, 72, 3, 1, true}, After::residual),
+          conv({3, 18, 9, 64, 144}, After::masked)};
 }
 /// Likewise with a prologue, which leaves room for fewer consumers.
 std::vector<Graph> tiled_with_prologue() {
@@ -208,6 +218,7 @@ TEST(SlowConvWgmmaTiles, AllCompileWithoutSpills) {
   bodies.push_back(conv({2, 32, 32, 448, 64}, After::all));
   bodies.push_back(conv({2, 8, 8, 256, 64}, After::all));
   bodies.push_back(conv({2, 64, 64, 64, 64}, After::residual));
+  bodies.push_back(conv({2, 32, 32, 128, 128, 3, 1, true}, After::masked));
   bodies.push_back(conv({2, 16, 16, 192, 192, 1, 0, true}, After::residual));
   for (const Graph& body : bodies) expect_compile(body, 1000);
 }
@@ -240,6 +251,10 @@ TEST(ConvWgmma, ABlockGoesOnThroughATightRing) {
        {16, 1, 6, 6, 1, 2}},                                        // An operand whose slot another one has next.
       {{3, 18, 20, 64, 136}, After::residual, {8, 1, 2, 4, 1, 2}},  // A ring, of one chunk.
       {{5, 7, 7, 136, 72}, After::residual, {8, 2, 2, 3, 1, 1}},    // Of several.
+      // A mask, whose tile makes an operand larger than a halo, and with a slot of its consumer's own.
+      {{3, 40, 20, 64, 64}, After::masked, {16, 1, 3, 9, 1, 2}},
+      {{5, 7, 7, 136, 80}, After::masked, {8, 2, 2, 3, 1, 1}},
+      {{3, 18, 20, 64, 128}, After::masked, {8, 1, 2, 9, 1, 2, true}},
       // Transformers in turns, of sets of tiles with an even and an odd number of copies.
       {{3, 40, 20, 64, 64}, After::residual, {16, 1, 4, 9, 1, 2}, Before::normalise},
       {{5, 7, 7, 136, 72}, After::nothing, {8, 2, 2, 3, 1, 1}, Before::scale},
@@ -325,6 +340,29 @@ TEST(ConvWgmmaTiles, AreThoseThatWereMeasuredToBeFast) {
     for (const HaloTile& tile : tiles) EXPECT_LE(shared_bytes(*found, tile), h100().shared_memory_bytes);
     EXPECT_EQ(to_string(tiles.front()), row.best) << row.shapes.h << "x" << row.shapes.w << " " << row.shapes.c;
   }
+}
+
+/// A convolution times so many tensors of its result's shape in bf16 and in bytes.
+Graph multiplied(int64_t channels, int residuals, int masks) {
+  Graph body("body");
+  Builder b(body);
+  const Value image = b.input("0", {DType::bf16, {2, 16, 16, 64}});
+  Value x = b.conv_fprop(image, b.input("1", {DType::bf16, {channels, 3, 3, 64}}), 1, 1);
+  for (int i = 0; i < residuals + masks; ++i) {
+    const DType dtype = i < residuals ? DType::bf16 : DType::u8;
+    x = b.mul(x, b.cast(b.input(std::to_string(i + 2), {dtype, b.shape(x)}), DType::f32));
+  }
+  body.set_output("0", b.cast(x, DType::bf16));
+  return body;
+}
+
+TEST(ConvWgmma, TakesOneMaskBesideAResidualInWholeRunsOfChannels) {
+  const auto takes = [](const Graph& body) { return accepts_conv_wgmma(place(body, {}, h100()).spec); };
+  EXPECT_TRUE(takes(multiplied(80, 1, 1)));
+  EXPECT_FALSE(takes(multiplied(72, 1, 1)));
+  EXPECT_FALSE(takes(multiplied(80, 0, 1)));
+  EXPECT_FALSE(takes(multiplied(80, 1, 2)));
+  EXPECT_FALSE(takes(multiplied(80, 2, 1)));
 }
 
 TEST(ConvWgmmaMaps, SayWhichWayAFilterLies) {

@@ -19,9 +19,9 @@ using ir::Op;
 
 namespace {
 
-/// Finds the residual. False where an operand is too large to be read element by element.
+/// Finds the residual and the mask. False where another operand is too large to be read element by element.
 bool fits_operands(const KernelSpec& spec, HaloConv& c) {
-  const ir::Type result{c.dtype, spec.body.type(c.value).shape};
+  const ir::Type result{c.dtype, spec.body.type(c.value).shape}, mask{DType::u8, result.shape};
   std::vector<int> before;
   if (c.has_prologue()) before = prologue_inputs(spec.body, spec.body.node(c.value).operands[0]);
   for (size_t i = 0; i < spec.operands.size(); ++i) {
@@ -32,11 +32,15 @@ bool fits_operands(const KernelSpec& spec, HaloConv& c) {
     if (!v.valid() || input == c.filter || std::ranges::count(c.image.inputs, input) > 0) continue;
     if (std::ranges::count(before, input) > 0) continue;
     const ir::Type& type = spec.body.type(v);
-    if (type.elements() <= c.batch * c.outputs) continue;
-    if (c.residual >= 0 || type != result || spec.alignment[i] < kEngineAlignment) return false;
-    c.residual = input;
+    // Rows, of which the channels may be a part.
+    if (type.rank() <= 2 || type.elements() <= c.batch * c.outputs) continue;
+    if (spec.alignment[i] < kEngineAlignment) return false;
+    const bool is_mask = c.dtype == DType::bf16 && c.outputs % kEngineAlignment == 0 && type == mask;
+    int& found = is_mask ? c.mask : c.residual;
+    if (found >= 0 || (type != result && !is_mask)) return false;
+    found = input;
   }
-  return true;
+  return c.mask < 0 || c.residual >= 0;
 }
 
 /// Whether nothing that is computed from the convolution's value depends on the image or on the place in it: in a line
@@ -68,7 +72,7 @@ bool finds_operands(const ir::Graph& body, HaloConv& c) {
   return true;
 }
 
-/// The residual is read at the element that is computed, and nowhere else.
+/// Whether the operand is read at the element that is computed, and nowhere else.
 bool is_read_in_place(const ir::Graph& body, int input) {
   const ir::Value v = body.find_input(std::to_string(input));
   const std::vector<int> users = body.users()[static_cast<size_t>(v.node)];
@@ -144,7 +148,10 @@ std::optional<HaloConv> halo_conv(const KernelSpec& spec) {
     return {};
   if ((c.has_strips() || c.has_prologue()) && c.taps == 1 && c.height * c.width == 1) return {};  // Such are a line.
   if (c.is_line() && !depends_on_channels_alone(body, c)) return {};
-  if (!fits_operands(spec, c) || (c.residual >= 0 && !is_read_in_place(body, c.residual))) return {};
+  if (!fits_operands(spec, c)) return {};
+  for (const int input : {c.residual, c.mask}) {
+    if (input >= 0 && !is_read_in_place(body, input)) return {};
+  }
   c.has_finish = spec.preamble != nullptr;
   return c.has_finish && !c.has_prologue() ? std::nullopt : std::optional(c);
 }

@@ -35,6 +35,12 @@ TensorMapSpec result_map(const HaloConv& c, const HaloTile& tile, const Argument
     return dense_map(c.dtype, start, {1, 1, c.batch * c.height * c.width, c.outputs}, {c.chunk(), tile.pixels(), 1, 1});
   return dense_map(c.dtype, start, {c.batch, c.height, c.width, c.outputs}, {c.chunk(), 8, tile.rows, tile.images});
 }
+TensorMapSpec mask_map(const HaloConv& c, const HaloTile& tile, const Argument& start) {
+  TensorMapSpec map = result_map(c, tile, start);
+  map.dtype = ir::DType::u8;
+  for (int64_t& stride : map.strides) stride /= ir::size_of(c.dtype);
+  return map;
+}
 
 Parameters::Maps tensor_maps(const KernelSpec& spec, const HaloConv& c, const HaloTile& tile) {
   const auto operand = [&](int input) { return spec.operands[static_cast<size_t>(input)]; };
@@ -50,17 +56,19 @@ Parameters::Maps tensor_maps(const KernelSpec& spec, const HaloConv& c, const Ha
   if (c.residual >= 0) {
     maps.operands[static_cast<size_t>(c.residual)] = result_map(c, tile, operand(c.residual));
   }
+  if (c.mask >= 0) maps.operands[static_cast<size_t>(c.mask)] = mask_map(c, tile, operand(c.mask));
   maps.results[c.result] = result_map(c, tile, spec.results[c.result]);
   return maps;
 }
 
 std::string layout_type(const HaloConv& c, const HaloTile& tile) {
   return fmt::format(
-      "conv::Layout<conv::Problem<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>, "
+      "conv::Layout<conv::Problem<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}{}>, "
       "conv::Tile<{}, {}, {}, {}, {}, {}, {}>>",
       c.is_line() ? 1 : c.height, c.is_line() ? 1 : c.width, c.inputs, c.outputs, c.taps, c.pad, c.is_turned,
       c.residual >= 0, c.has_prologue(), c.first_inputs, c.has_finish, c.dtype == ir::DType::f32 ? "f32" : "bf16",
-      tile.rows, tile.images, tile.halo_slots, tile.tap_slots, tile.blocks, tile.consumers, tile.shares_halo);
+      c.mask >= 0 ? ", true" : "", tile.rows, tile.images, tile.halo_slots, tile.tap_slots, tile.blocks, tile.consumers,
+      tile.shares_halo);
 }
 
 /// What is done with the sums. Operands are read at coordinates inside the result, though the tile may reach beyond it.
@@ -105,6 +113,7 @@ Epilogue epilogue(const KernelSpec& spec, const HaloConv& c, const std::vector<s
   const ir::Value rounded = only_rounding(body, c);
   code.bind(rounded.valid() ? rounded : c.value, held);
   if (c.residual >= 0) code.bind(body.find_input(text(c.residual)), "consumer.operand(image, half, l)");
+  if (c.mask >= 0) code.bind(body.find_input(text(c.mask)), "consumer.mask(image, half, l)");
   const Index at =
       code.at({{"at_image", Lanes::none}, {"at_y", Lanes::any}, {"at_x", Lanes::any}, {"channel", Lanes::none}});
   const ir::Value result = body.outputs()[c.result].value;
@@ -211,14 +220,19 @@ KernelDraft halo_conv_kernel(const KernelSpec& spec, const HaloConv& c, const Ha
   std::vector<std::string> maps = {operand(c.image.inputs[0]), operand(c.filter), result};
   if (has_two) maps.push_back(operand(c.image.inputs[1]));
   if (c.residual >= 0) maps.push_back(operand(c.residual));
+  if (c.mask >= 0) maps.push_back(operand(c.mask));
   std::string more;
   if (c.residual >= 0 || has_two) more = c.residual >= 0 ? ", &" + operand(c.residual) : ", nullptr";
-  if (has_two) more += ", &" + operand(c.image.inputs[1]);
+  if (has_two || c.mask >= 0) more += has_two ? ", &" + operand(c.image.inputs[1]) : ", nullptr";
+  if (c.mask >= 0) more += ", &" + operand(c.mask);
   std::string prefetches;
   for (const std::string& map : maps) prefetches += fmt::format("tensor_map_prefetch({});\n", map);
 
   std::string fetch;
-  if (tile.shares_halo && c.residual >= 0) fetch = fmt::format("consumer.fetch_operand({});\n", operand(c.residual));
+  if (tile.shares_halo && c.residual >= 0) {
+    fetch =
+        fmt::format("consumer.fetch_operand({}{});\n", operand(c.residual), c.mask >= 0 ? ", &" + operand(c.mask) : "");
+  }
 
   std::vector<std::string_view> headers = {"vector.cuh", "ops.cuh", "random.cuh", header};
   std::string transformer;

@@ -16,7 +16,16 @@ constexpr int64_t kTapBytes = 64 * 128;
 constexpr int64_t kMostHaloSlots = 6, kMostTapSlots = 12;
 constexpr int64_t kLeastTapSlots = 4;
 
-int64_t halo_slot(const HaloConv& conv, const HaloTile& tile) { return ceil_div(halo_bytes(conv, tile), 1024) * 1024; }
+/// Of what is read besides in the result's place, of one tile: 128 bytes of a pixel, and 64 of a mask.
+int64_t operand_bytes(const HaloConv& conv, const HaloTile& tile) {
+  return conv.residual < 0 ? 0 : tile.pixels() * (conv.mask < 0 ? 128 : 192);
+}
+
+/// A slot of the ring, through which the operand passes where it has no own.
+int64_t halo_slot(const HaloConv& conv, const HaloTile& tile) {
+  const int64_t operand = tile.shares_halo ? 0 : operand_bytes(conv, tile);
+  return ceil_div(std::max(halo_bytes(conv, tile), operand), 1024) * 1024;
+}
 
 int64_t all_taps(const HaloConv& conv) { return conv.chunks() * conv.taps * conv.taps; }
 
@@ -141,7 +150,8 @@ struct Costs {
     const double warpgroups = company * static_cast<double>(transformers(conv, tile));
     transform = conv.has_prologue() ? halo / 128 * kTransform / warpgroups : 0;
     taps = static_cast<double>(all_taps(conv) * tile.output_chunks() * kTapBytes);
-    const double results = pixels * 128 * static_cast<double>(conv.parts() * (conv.residual < 0 ? 1 : 2));
+    const double results = pixels * 128 * static_cast<double>(conv.parts()) +
+                           static_cast<double>(conv.parts() * operand_bytes(conv, tile));
     bytes = static_cast<double>(tile.halos() * conv.chunks()) * halo + static_cast<double>(tile.consumers) * results +
             (is_resident ? 0 : taps);
   }
@@ -215,7 +225,7 @@ int64_t halo_bytes(const HaloConv& conv, const HaloTile& tile) {
 int64_t shared_bytes(const HaloConv& conv, const HaloTile& tile) {
   const int64_t results = tile.shares_halo ? tile.consumers : 0, operands = conv.residual < 0 ? 0 : results;
   return tile.halo_slots * halo_slot(conv, tile) + tile.tap_slots * tile.output_chunks() * kTapBytes +
-         results * tile.pixels() * 128 +
+         results * std::max(tile.pixels() * 128, operand_bytes(conv, tile)) +
          8 * ((conv.has_prologue() ? 3 : 2) * tile.halo_slots + 2 * tile.tap_slots + operands) +
          (conv.has_finish ? 8 + transformers(conv, tile) * tile.images * conv.inputs * 2 * 4 : 0);
 }

@@ -43,6 +43,7 @@ EMULATED_ENGINE int copy_box(const TensorMap& map, const void* shared, const int
   unsigned boxes = 1;
   for (int d = 1; d < content.rank; ++d) boxes *= content.box[d];
   const unsigned row_bytes = content.box[0] * content.element_bytes;
+  if (row_bytes != 128 && row_bytes != 64) emulator::machine->fail("a box of other rows than 128 or 64 bytes", nullptr, 0);
   for (unsigned row = 0; row < boxes; ++row) {
     unsigned char* line = content.start;
     bool inside = true;
@@ -57,7 +58,7 @@ EMULATED_ENGINE int copy_box(const TensorMap& map, const void* shared, const int
       const long long c = at[0] + static_cast<long long>(i);
       const bool is_there = inside && c >= 0 && c < static_cast<long long>(content.extents[0]);
       unsigned char* const to = emulator::machine->shared_pointer(
-          exchanged(first + row * row_bytes + i * content.element_bytes), content.element_bytes);
+          exchanged(first + row * row_bytes + i * content.element_bytes, row_bytes), content.element_bytes);
       unsigned char* const element = line + c * content.element_bytes;
       for (unsigned b = 0; b < content.element_bytes; ++b) {
         if (is_load) {
@@ -268,6 +269,10 @@ EMULATED_ENGINE void slot_store(unsigned address, float a, float b, float c, flo
 }
 EMULATED_ENGINE float slot_load(unsigned address) {
   return *reinterpret_cast<const float*>(emulator::machine->shared_pointer(address, 4));
+}
+
+EMULATED_ENGINE unsigned slot_load_byte(unsigned address) {
+  return *emulator::machine->shared_pointer(address, 1);
 }
 
 inline void stmatrix_x4_trans(void* row, unsigned r0, unsigned r1, unsigned r2, unsigned r3) {
