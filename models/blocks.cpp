@@ -133,8 +133,9 @@ Value Blocks::drop(Value image) {
   sample.erase(sample.begin());
   const Value draw = build_.random_uniform(dropout_->seed, dropout_->index, dropout_->step,
                                            kDropoutStream + next_dropout_++, std::move(sample));
-  const Value kept = build_.less_equal(config_.dropout, draw);
-  return build_.mul(image, build_.mul(kept, 1 / (1 - config_.dropout)));
+  // As bytes: the backward pass reads it again, and a byte is all that is in it.
+  const Value kept = build_.cast(build_.less_equal(config_.dropout, draw), ir::DType::u8);
+  return build_.mul(image, build_.mul(build_.cast(kept, ir::DType::f32), 1 / (1 - config_.dropout)));
 }
 
 Value Blocks::residual(const std::string& name, const Image& image, Value embedding, int64_t out, Resample resample) {

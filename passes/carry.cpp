@@ -28,6 +28,18 @@ Value next_of(const Graph& graph, Value state) {
   return update->value;
 }
 
+/// By node: whether an output shows its result, perhaps through what moves nothing. What is carried is replaced before
+/// outputs are read.
+std::vector<bool> shown_nodes(const Graph& graph) {
+  std::vector<bool> shown(static_cast<size_t>(graph.size()), false);
+  for (const ir::NamedValue& output : graph.outputs()) {
+    Value v = output.value;
+    while (ir::moves_nothing(graph.node(v))) v = graph.node(v).operands[0];
+    shown[static_cast<size_t>(v.node)] = true;
+  }
+  return shown;
+}
+
 bool is_rounded_state(const Graph& graph, const Node& node) {
   if (node.op != Op::cast && node.op != Op::round_tf32) return false;
   const Value state = node.operands[0];
@@ -43,11 +55,12 @@ PassResult carry_rounded(const Graph& graph, PassContext& context) {
     Value next;  // of the old graph
     ir::DType dtype;
   };
+  const std::vector<bool> shown = shown_nodes(graph);
   std::vector<Carried> carried;
   std::map<Value, Value> mapped;
   Graph to = ir::rebuild(graph, [&](Graph& made, int id, const Node& node, const std::vector<Value>& operands) {
     std::vector<Value> results;
-    if (is_rounded_state(graph, node) && context.fuel.spend()) {
+    if (is_rounded_state(graph, node) && !shown[static_cast<size_t>(id)] && context.fuel.spend()) {
       const ir::DType dtype = node.types[0].dtype;
       const std::string& state = graph.node(node.operands[0]).as<ir::LeafAttrs>().name;
       const std::string format(dtype == ir::DType::f32 ? "tf32" : ir::to_string(dtype));

@@ -5,7 +5,8 @@
 // After: the rounded vector is carried from step to step (Op::carry) and has an update, the rounded next value, which
 // fusion makes together with the next value itself: nobody reads the vector only to round it. What is carried comes
 // from the state before the first step, and again where the state was written from outside (hoist.h).
-// Small states stay as they are: who reads one rounds it on the way.
+// Small states stay as they are: who reads one rounds it on the way. So does what an output shows: it is read when the
+// next value has taken its place.
 //
 // Legal always: rounding is a function of the element, so that the rounded next value is the next step's rounded value.
 // Rounding: none. Fuel: one for each state and format.

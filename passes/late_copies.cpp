@@ -23,11 +23,31 @@ size_t operand_of(const Node& input) {
   return operand;
 }
 
+/// An elementwise op, what is free, or a part of an operand.
+bool is_of_elements(const Graph& body, const Node& node) {
+  const bool is_part = node.op == Op::slice && body.node(node.operands[0]).op == Op::input;
+  return is_pointwise(body, node) || is_free(body, node) || is_part;
+}
+
 }  // namespace
 
 std::optional<Chain> find_chain(const Graph& graph, Value v) {
   const Node& maker = graph.node(v);
   const Graph& body = body_of(maker);
+  // Where the value is among what the fusion stores besides v.
+  const auto stored = [&](Value inner) {
+    const auto at = std::ranges::find(body.outputs(), inner, &ir::NamedValue::value);
+    const auto result = static_cast<int32_t>(at - body.outputs().begin());
+    return at == body.outputs().end() || result == v.result ? std::nullopt : std::optional(result);
+  };
+  std::vector<bool> is_at_hand(static_cast<size_t>(body.size()), false);
+  for (int id = 0; id < body.size(); ++id) {
+    const Node& node = body.node(id);
+    const auto is_known = [&](Value operand) { return is_at_hand[static_cast<size_t>(operand.node)]; };
+    is_at_hand[static_cast<size_t>(id)] =
+        node.op == Op::input ||
+        (is_of_elements(body, node) ? std::ranges::all_of(node.operands, is_known) : stored({id, 0}).has_value());
+  }
   Chain chain;
   std::vector<Value> open = {body.outputs()[static_cast<size_t>(v.result)].value};
   while (!open.empty()) {
@@ -38,14 +58,13 @@ std::optional<Chain> find_chain(const Graph& graph, Value v) {
       chain.sources[inner] = maker.operands[operand_of(node)];
       continue;
     }
-    const bool is_part = node.op == Op::slice && body.node(node.operands[0]).op == Op::input;
-    if (!is_pointwise(body, node) && !is_free(body, node) && !is_part) {
-      // What is stored besides, such as a norm's statistics, is read.
-      const auto stored = std::ranges::find(body.outputs(), inner, &ir::NamedValue::value);
-      if (stored == body.outputs().end() || stored - body.outputs().begin() == v.result) return std::nullopt;
-      chain.sources[inner] = {v.node, static_cast<int32_t>(stored - body.outputs().begin())};
+    const bool is_simple = is_of_elements(body, node);
+    // What is stored besides, such as a norm's statistics, or a mask that was drawn, is read.
+    if (const auto result = stored(inner); result && !(is_simple && is_at_hand[static_cast<size_t>(inner.node)])) {
+      chain.sources[inner] = {v.node, *result};
       continue;
     }
+    if (!is_simple) return std::nullopt;
     if (!chain.nodes.insert(inner.node).second) continue;
     open.insert(open.end(), node.operands.begin(), node.operands.end());
   }

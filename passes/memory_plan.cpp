@@ -80,6 +80,7 @@ class Planner {
 
   /// Whether steps read it though they do not make it.
   bool is_kept(Value v) {
+    if (node(v.node).op == Op::carry) return true;
     return v.node < once_end_ && !ir::has_trait(node(v.node), ir::kLeaf) && last_read(v) >= once_end_;
   }
 
@@ -135,8 +136,8 @@ class Planner {
 
   void assign(int id) {
     const Node& n = node(id);
-    const bool leaf = ir::has_trait(n, ir::kLeaf);
-    if (!live_[static_cast<size_t>(id)] && n.op != Op::input && n.op != Op::state) return;
+    const bool leaf = ir::has_trait(n, ir::kLeaf), stays = leaf || n.op == Op::carry;
+    if (!live_[static_cast<size_t>(id)] && n.op != Op::input && n.op != Op::state && n.op != Op::carry) return;
     if (ir::moves_nothing(n)) {
       const int64_t inside = n.op == Op::view ? n.as<ir::ViewAttrs>().offset * ir::size_of(n.types[0].dtype) : 0;
       const Place base = place(n.operands[0]);
@@ -146,7 +147,7 @@ class Planner {
     const InPlace in_place(graph_, id);
     for (int r = 0; r < static_cast<int>(n.types.size()); ++r) {
       const Value v{id, r};
-      if (last_read(v) < 0 && !leaf) continue;
+      if (last_read(v) < 0 && !stays) continue;
       if (!leaf && options_.reuse && n.op != Op::pack && runs_alone(id) && !is_kept(v)) {
         if (join_state(v, in_place) || join_operand(v, in_place)) continue;
       }
@@ -236,8 +237,10 @@ class Planner {
     for (const ir::NamedValue& out : graph_.outputs()) {
       Value v = out.value;
       while (ir::moves_nothing(graph_.node(v))) v = graph_.node(v).operands[0];
-      if (graph_.node(v).op != Op::state) continue;
-      const std::string& state = graph_.node(v).as<ir::LeafAttrs>().name;
+      const bool carried = graph_.node(v).op == Op::carry;
+      if (graph_.node(v).op != Op::state && !carried) continue;
+      const std::string& state =
+          carried ? graph_.node(v).as<ir::CarryAttrs>().name : graph_.node(v).as<ir::LeafAttrs>().name;
       if (!copied(state)) continue;
       throw Error(
           fmt::format("output \"{}\" is the old value of the state \"{}\", which the step replaces", out.name, state),

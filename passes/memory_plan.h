@@ -10,7 +10,8 @@
 //   inside another value or is already packed elsewhere: then the pack node copies it (the placements differ);
 // - a result of an elementwise fusion takes the place of an operand of the same size that dies there (in place);
 // - the next value of a state is made in the state's own place when every other reader of the state runs before (or it
-//   is elementwise in it); otherwise it is copied there after the last node (`state_copies`).
+//   is elementwise in it); otherwise it is copied there after the last node (`state_copies`). What is carried
+//   (carry.h) keeps its place for good and is replaced likewise.
 //
 // Nodes that are the same in every step and come before all others (hoist.h) run when what they read has been written,
 // and not in every step: what others read of them keeps its place for good, like a state. What only they read is free

@@ -68,9 +68,10 @@ class Executor {
   std::unique_ptr<Fetch> fetch_output(std::string_view name) const;
 
   /// One step, which may go on after the call returns: before it, where a state that they read has been written since
-  /// they ran, the kernels whose results are the same in every step (passes/hoist.h). What a device finds wrong is
-  /// thrown by this or a later call. Allocates nothing of its own but in the first steps. Throws Error when a kernel
-  /// finds bad data (a gather's index out of range); outputs and states are then in between two steps.
+  /// they ran, the kernels whose results are the same in every step (passes/hoist.h) or are carried from one to the
+  /// next (passes/carry.h). What a device finds wrong is thrown by this or a later call. Allocates nothing of its own
+  /// but in the first steps. Throws Error when a kernel finds bad data (a gather's index out of range); outputs and
+  /// states are then in between two steps.
   virtual void run() = 0;
   /// Waits for the steps so far.
   virtual void wait() const = 0;

@@ -33,16 +33,17 @@ struct Argument {
 };
 
 /// What Hopper's copy engine is told of a tensor: where it lies and which box of it one copy moves. Dimensions are
-/// listed innermost first. In shared memory a row of the box is 128 bytes, its 16-byte chunks exchanged
+/// listed innermost first. In shared memory a row of the box is 128 or 64 bytes, its 16-byte chunks exchanged
 /// (device/ptx_sm90.cuh); what lies outside the tensor is read as zeros and not written.
 struct TensorMapSpec {
   Argument start = {};  ///< In the arena or the workspace, at a multiple of 16 bytes.
   ir::DType dtype = ir::DType::bf16;
   std::vector<int64_t> extents = {};  ///< Elements.
   std::vector<int64_t> strides = {};  ///< Bytes, multiples of 16, of all dimensions but the innermost.
-  std::vector<int64_t> box = {};      ///< Elements, at most 256; the innermost dimension's are at most 128 bytes.
+  std::vector<int64_t> box = {};      ///< Elements, at most 256; the innermost dimension's are 128 or 64 bytes.
   std::vector<int64_t> steps = {};    ///< Every how many elements one is copied.
 
+  int64_t row_bytes() const { return box[0] * ir::size_of(dtype); }
   bool operator==(const TensorMapSpec&) const = default;
 };
 

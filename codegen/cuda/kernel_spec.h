@@ -122,6 +122,8 @@ void emit_apart(const KernelSpec& spec, Emission& emission);
 std::vector<TileChoice> apart_choices(const KernelSpec& spec);
 bool accepts_pack(const ir::Graph& body);
 void emit_pack(const KernelSpec& spec, Emission& emission);
+bool accepts_repack(const ir::Graph& body);  ///< A filter that is turned, and nothing else, of 16 channels or more.
+void emit_repack(const KernelSpec& spec, Emission& emission);
 bool accepts_group_finish(const ir::Graph& body);
 void emit_group_finish(const KernelSpec& spec, Emission& emission);
 bool accepts_reduction(const ir::Graph& body);  ///< reduce_sum, reduce_max, channel_moments, with elementwise ops.

@@ -142,7 +142,7 @@ bool accepts(const KernelSpec& spec) {
 }  // namespace
 
 std::span<const Emitter> emitters() {
-  static constexpr std::array<Emitter, 12> kEmitters = {{
+  static constexpr std::array<Emitter, 13> kEmitters = {{
       {"conv_wgmma", accepts_conv_wgmma, emit_conv_wgmma, conv_wgmma_choices},
       {"wgrad_wgmma", accepts_wgrad_wgmma, emit_wgrad_wgmma, wgrad_wgmma_choices, false, true},
       {"contraction", accepts<accepts_contraction>, emit_contraction, contraction_choices},
@@ -151,6 +151,7 @@ std::span<const Emitter> emitters() {
       {"attention", accepts<accepts_attention>, emit_attention, attention_choices},
       {"group_finish", accepts<accepts_group_finish>, emit_group_finish},
       {"pack", accepts<accepts_pack>, emit_pack, nullptr, true},
+      {"repack", accepts<accepts_repack>, emit_repack},
       {"reduction", accepts<accepts_reduction>, emit_reduction},
       {"elementwise", accepts<accepts_elementwise>, emit_elementwise},
       {"preamble", accepts_with_preamble, emit_with_preamble},

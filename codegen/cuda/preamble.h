@@ -23,6 +23,9 @@ struct Preamble {
   /// The kernel's operands from this one on are what the statements make; they declare its pointer.
   size_t first_operand = 0;
   int64_t bytes = 0;  ///< Read and written, of the whole batch once.
+  // Of a kernel that keeps what is made of each of several images, as `floats` numbers from a pointer `made` on:
+  int64_t floats = 0;
+  std::string declarations;  ///< The operands' pointers, of image number `at_image`.
 };
 
 }  // namespace difuse::codegen::cuda

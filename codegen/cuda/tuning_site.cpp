@@ -56,9 +56,10 @@ CudaPlan TuningSite::plan(std::span<const size_t> candidates) const {
 std::vector<TuningSite> tuning_sites(const CudaPlan& plan, const ir::DeviceSpec& device) {
   std::vector<TuningSite> sites;
   std::map<TuningTable::Key, size_t> known;
-  for_each_spec(plan.graph, plan.memory, device, [&](const KernelSpec& spec, int) {
+  for_each_spec(plan.graph, plan.memory, device, [&](KernelSpec spec, int) {
     const Emitter& emitter = find_emitter(spec);
     if (emitter.choices == nullptr) return;
+    spec.members = 1;  // It is timed alone.
     int index = 0;
     for (TileChoice& choice : emitter.choices(spec)) {
       const auto [it, fresh] = known.try_emplace({choice.problem, choice.batch}, sites.size());

@@ -135,6 +135,7 @@ void write_step(const runtime::Executor& executor, const Problem& problem, const
     add(output, [&](std::span<std::byte> to) { executor.read_output(output.name, to); });
   }
   for (const ir::NamedValue& update : graph.updates()) {
+    if (!graph.find_state(update.name).valid()) continue;  // Carried: the compiled step's own.
     add(update, [&](std::span<std::byte> to) { executor.read_state(update.name, to); });
   }
   runtime::write_safetensors(path, {}, tensors);

@@ -50,11 +50,13 @@ class BodyWriter {
   std::map<Value, Value> mapped_;
 };
 
-std::vector<Value> results_of(const Units& units, int u, const std::vector<int>& nodes) {
+std::vector<Value> results_of(const Units& units, int u, const std::vector<int>& nodes,
+                              const std::vector<int>& more = {}) {
   std::vector<Value> results;
   for (const int id : nodes) {
+    const bool is_more = std::ranges::count(more, id) > 0;
     for (int r = 0; r < static_cast<int>(units.graph().node(id).types.size()); ++r) {
-      if (units.owner(id) == u && units.needed({id, r})) results.push_back({id, r});
+      if (is_more || (units.owner(id) == u && units.needed({id, r}))) results.push_back({id, r});
     }
   }
   return results;
@@ -170,8 +172,8 @@ class Emitter {
 
 }  // namespace
 
-Graph body_of(const Units& units, int u, const std::vector<int>& nodes) {
-  return BodyWriter(units.graph(), nodes).write(units.externals(nodes), results_of(units, u, nodes));
+Graph body_of(const Units& units, int u, const std::vector<int>& nodes, const std::vector<int>& more) {
+  return BodyWriter(units.graph(), nodes).write(units.externals(nodes), results_of(units, u, nodes, more));
 }
 
 bool is_worth_a_fusion(const Graph& graph, const std::vector<int>& nodes) {

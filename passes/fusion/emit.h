@@ -13,8 +13,8 @@ namespace difuse::passes {
 ir::Graph emit(const Units& units, FusionReport& report);
 
 /// The body that the unit has when it holds these nodes (increasing): its inputs are externals(nodes), its outputs what
-/// others need of the nodes that the unit owns.
-ir::Graph body_of(const Units& units, int u, const std::vector<int>& nodes);
+/// others need of the nodes that the unit owns, and all results of `more`.
+ir::Graph body_of(const Units& units, int u, const std::vector<int>& nodes, const std::vector<int>& more = {});
 
 /// Whether a fusion of these nodes is more than the one node it holds: it has another, or a broadcast or constant that
 /// need not exist outside.

@@ -44,6 +44,11 @@ bool is_pointwise_loop(const Units& units, int u) {
            return is_pointwise(units.graph(), units.graph().node(id));
          });
 }
+/// Nothing that is reduced, but for statistics that its preamble finishes.
+bool takes_draws(const Units& units, int u) {
+  return units.unit(u).fusible && !units.unit(u).whole &&
+         std::ranges::none_of(units.body(u), [&](int id) { return is_reduction(units.graph().node(id)); });
+}
 
 bool is_draw(const Node& node) { return ir::has_trait(node, ir::kRandom); }
 
@@ -128,7 +133,7 @@ void join_draws_and_concatenations(Units& units, PassContext& context, FusionRep
   units.find_needed();
   if (!computes_places(context)) return;
   Joiner joiner(units, context, report);
-  joiner.join_readers(is_draw, is_pointwise_loop);
+  joiner.join_readers(is_draw, takes_draws);
   joiner.join_makers();
 }
 

@@ -19,8 +19,8 @@ namespace difuse::passes {
 
 /// Each unit that joins spends fuel. `units` stay up to date.
 void join_movement(Units& units, PassContext& context, FusionReport& report);
-/// Draws into who reads them, concatenations into who makes their operands: last, because no preamble and no prologue
-/// has such a body.
+/// Draws into who reads them, concatenations into who makes their operands: last, because nothing with such a body is
+/// given a preamble or is a prologue.
 void join_draws_and_concatenations(Units& units, PassContext& context, FusionReport& report);
 
 }  // namespace difuse::passes

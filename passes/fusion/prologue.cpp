@@ -25,7 +25,12 @@ using ir::Node;
 using ir::Value;
 
 /// How much of what makes an image its readers compute.
-enum class Extent : uint8_t { with_finish, with_movement, elementwise };
+enum class Extent : uint8_t {
+  with_all_finishes,  ///< What finishes its statistics for others, too.
+  with_finish,
+  with_movement,
+  elementwise
+};
 
 /// What taking an image in changes.
 struct Gain {
@@ -44,16 +49,20 @@ struct Gain {
   }
 };
 
-/// Whether nothing in the body but its contraction's streamed operand reads what is computed for that.
+bool is_streamed(const Node& node, size_t operand) { return std::ranges::count(streamed_operands(node), operand) > 0; }
+
+/// Whether nothing in the body but its contraction's streamed operands, and sums over the pixels of those, reads what
+/// is computed for them.
 bool stands_alone(const Graph& body) {
   std::vector<bool> computed(static_cast<size_t>(body.size()), false);
+  std::vector<bool> streamed = computed;
   for (int id = body.size() - 1; id >= 0; --id) {
     const Node& node = body.node(id);
-    const auto streamed = streamed_operand(node);
     for (size_t i = 0; i < node.operands.size(); ++i) {
       const Value v = node.operands[i];
       if (body.node(v).op == ir::Op::input || is_free(body, body.node(v))) continue;
-      if (computed[static_cast<size_t>(id)] || streamed == i) computed[static_cast<size_t>(v.node)] = true;
+      if (is_streamed(node, i)) streamed[static_cast<size_t>(v.node)] = true;
+      if (computed[static_cast<size_t>(id)] || is_streamed(node, i)) computed[static_cast<size_t>(v.node)] = true;
     }
   }
   const auto is_computed = [&](Value v) { return computed[static_cast<size_t>(v.node)]; };
@@ -61,12 +70,16 @@ bool stands_alone(const Graph& body) {
     const Node& node = body.node(id);
     // What is free is a copy of its reader's own.
     if (computed[static_cast<size_t>(id)] || is_free(body, node)) continue;
-    const auto streamed = streamed_operand(node);
     for (size_t i = 0; i < node.operands.size(); ++i) {
-      if (streamed != i && is_computed(before_widening(body, node.operands[i]))) return false;
+      const Value v = before_widening(body, node.operands[i]);
+      if (sums_pixels(body, node) && streamed[static_cast<size_t>(v.node)]) continue;
+      if (!is_streamed(node, i) && is_computed(v)) return false;
     }
   }
-  return std::ranges::none_of(body.outputs(), [&](const ir::NamedValue& n) { return is_computed(n.value); });
+  // What is finished before is stored for others.
+  const auto is_image = [&](Value v) { return body.type(v).shape.size() == 4; };
+  return std::ranges::none_of(body.outputs(),
+                              [&](const ir::NamedValue& n) { return is_image(n.value) && is_computed(n.value); });
 }
 
 class PrologueGrower {
@@ -91,8 +104,9 @@ class PrologueGrower {
     std::vector<int> nodes = {};
     std::vector<int> takers;  ///< Units that compute it on the way in.
     std::vector<int> others;  ///< Units that read it from memory.
+    std::vector<int> loops;   ///< Units that read it element by element, and put it together themselves.
     int host = -1;            ///< The loop that makes it for those.
-    int finish = -1;          ///< The group_finish that makes the image's statistics, where a taker makes them for all.
+    std::vector<int> made;    ///< What finishes the image's statistics, and sums over it, that a taker makes for all.
     int finisher = -1;        ///< That taker.
     std::string refusal;      ///< Why it cannot be; empty where it can.
   };
@@ -117,6 +131,7 @@ class PrologueGrower {
     if (reason.empty() && !fuel_.spend()) return;
     std::string line = fmt::format("{} %{} {} in the prologues of {}", reason.empty() ? "computed" : "refused",
                                    image.node, ir::to_string(node.op), listed(plan.takers));
+    for (const int u : plan.loops) line += fmt::format(", in the fusion of %{}", units_.unit(u).lead);
     if (plan.host >= 0) {
       line += fmt::format(", and for {} in the fusion of %{}", listed(plan.others), units_.unit(plan.host).lead);
     }
@@ -125,9 +140,10 @@ class PrologueGrower {
     report_.lines.push_back(std::move(line));
     if (!reason.empty()) return;
     for (const int u : plan.takers) units_.recompute(u, plan.nodes);
+    for (const int u : plan.loops) units_.recompute(u, plan.nodes);
     if (plan.host >= 0) units_.hand_over(image.node, plan.nodes, plan.host, plan.others);
-    if (plan.finisher >= 0) {
-      units_.hand_over(plan.finish, with(plan.nodes, plan.finish), plan.finisher, readers_of_finish(plan));
+    for (const int id : plan.made) {
+      units_.hand_over(id, made_with(image, plan, plan.made), plan.finisher, readers_of_made(plan));
     }
     units_.find_needed();
   }
@@ -137,7 +153,8 @@ class PrologueGrower {
     Plan plan;
     plan.nodes = made_by(image, Extent::elementwise);
     plan.takers = readers.heroes;
-    plan.refusal = other_reader(readers);
+    plan.loops = loops_of(readers);
+    plan.refusal = other_reader(image, readers, plan.loops);
     if (!plan.refusal.empty()) return plan;
     for (const Extent extent : {Extent::with_finish, Extent::with_movement, Extent::elementwise}) {
       plan.nodes = made_by(image, extent);
@@ -174,41 +191,81 @@ class PrologueGrower {
     return late;
   }
 
-  /// Where not all takers can finish the statistics that they read, the first that can does, and stores them for
-  /// others.
+  /// Where not all takers can finish the statistics that they read, or others need sums over the image, the first taker
+  /// that can makes those, and stores them.
   void find_finisher(Value image, Plan& plan) const {
     const int owner = units_.owner(image.node);
-    const auto finishes = [&](int id) { return graph_.node(id).op == ir::Op::group_finish; };
-    if (std::ranges::any_of(plan.nodes, finishes)) return;
-    std::vector<int> rest;  // that the owner makes for others
+    std::set<int> finished, beside;  // by the owner, or by units of their own
+    for (const Value v : units_.externals(plan.nodes)) {
+      const bool is_small = graph_.type(v).shape.size() < graph_.type(image).shape.size();
+      const bool is_alone_finish = graph_.node(v).op == ir::Op::group_finish && is_alone(v.node);
+      if (is_small && units_.owner(v.node) == owner) finished.insert(v.node);
+      if (is_small && is_alone_finish) beside.insert(v.node);
+    }
+    std::set<int> sums, rest;  // that the owner makes for others
     for (const int id : units_.body(owner)) {
-      const bool is_made = units_.owner(id) == owner && id != image.node && !finishes(id);
-      for (int r = 0; is_made && r < static_cast<int>(graph_.node(id).types.size()); ++r) {
-        if (units_.needed({id, r})) rest.push_back(id);
+      if (units_.owner(id) != owner || id == image.node || !is_needed(id) || finished.contains(id)) continue;
+      const bool sums_image =
+          sums_pixels(graph_, graph_.node(id)) && before_widening(graph_, graph_.node(id).operands[0]) == image;
+      (sums_image ? sums : rest).insert(id);
+    }
+    const auto with = [](std::set<int> all, const std::set<int>& more) {
+      all.insert(more.begin(), more.end());
+      return all;
+    };
+    const std::set<int> own = with(finished, sums);
+    for (const std::set<int>& made : {with(own, beside), own, with(finished, beside), finished}) {
+      std::set<int> kept = rest;
+      std::ranges::copy_if(sums, std::inserter(kept, kept.end()), [&](int id) { return !made.contains(id); });
+      const std::vector<int> stays = units_.closure(owner, {kept.begin(), kept.end()});
+      const auto is_made = [&](int id) { return made.contains(id); };
+      if (made.empty() || std::ranges::any_of(stays, is_made)) continue;
+      plan.made = {made.begin(), made.end()};
+      for (const int u : plan.takers) {
+        plan.finisher = u;
+        if (can_make(image, plan)) return;
       }
     }
-    const std::vector<int> made = made_by(image, Extent::with_finish), kept = units_.closure(owner, rest);
-    if (std::ranges::count_if(made, finishes) != 1) return;
-    plan.finish = *std::ranges::find_if(made, finishes);
-    const std::vector<int> nodes = with(plan.nodes, plan.finish);
-    for (const int u : plan.takers) {
-      plan.finisher = u;
-      const bool is_first = !units_.needs_any(u, readers_of_finish(plan));
-      if (is_first && !std::ranges::binary_search(kept, plan.finish) && refusal(u, image, nodes).empty()) return;
-    }
-    plan.finish = plan.finisher = -1;
+    plan.made.clear(), plan.finisher = -1;
+    // A loop over rows alone has none of the image's blocks.
+    const auto is_of_rows = [&](int id) { return graph_.node(id).op == ir::Op::reshape; };
+    if (std::ranges::any_of(finished, is_of_rows)) plan.refusal = "no kernel of its readers finishes its statistics";
   }
-  /// Units that will read what the finisher stores of the statistics.
-  std::vector<int> readers_of_finish(const Plan& plan) const {
+  bool is_needed(int id) const {
+    for (int r = 0; r < static_cast<int>(graph_.node(id).types.size()); ++r) {
+      if (units_.needed({id, r})) return true;
+    }
+    return false;
+  }
+  /// Whether the finisher's kernel makes what it is to make, and needs nothing for it that comes after that.
+  bool can_make(Value image, const Plan& plan) const {
+    const std::vector<int> nodes = made_with(image, plan, plan.made), readers = readers_of_made(plan);
+    const auto waits = [&](Value v) { return units_.needs_any(units_.owner(v.node), readers); };
+    const std::vector<Value> reads = units_.externals(body_with(plan.finisher, nodes));
+    return std::ranges::none_of(reads, waits) && refusal(plan.finisher, image, nodes, plan.made).empty();
+  }
+  /// The nodes that make the image, and those of what is made beside it.
+  std::vector<int> made_with(Value image, const Plan& plan, const std::vector<int>& made) const {
+    std::set<int> nodes(plan.nodes.begin(), plan.nodes.end());
+    nodes.insert(made.begin(), made.end());
+    std::vector<int> small;  // What it is finished of.
+    for (const int id : made_by(image, Extent::with_all_finishes)) {
+      const bool is_stored = graph_.node(id).op == ir::Op::group_finish && std::ranges::count(made, id) == 0;
+      if (!is_stored && graph_.type({id, 0}).shape.size() < graph_.type(image).shape.size()) small.push_back(id);
+    }
+    const auto is_finished = [&](int id) { return std::ranges::binary_search(small, id); };
+    if (std::ranges::any_of(made, is_finished)) nodes.insert(small.begin(), small.end());
+    return {nodes.begin(), nodes.end()};
+  }
+  /// Units that will read what the finisher stores.
+  std::vector<int> readers_of_made(const Plan& plan) const {
     std::set<int> found(plan.takers.begin(), plan.takers.end());
     if (plan.host >= 0) found.insert(plan.host);
-    for (const int u : units_.reading(plan.finish)) found.insert(u);
+    for (const int id : plan.made) {
+      for (const int u : units_.reading(id)) found.insert(u);
+    }
     found.erase(plan.finisher);
     return {found.begin(), found.end()};
-  }
-  static std::vector<int> with(std::vector<int> nodes, int node) {
-    nodes.insert(std::ranges::lower_bound(nodes, node), node);
-    return nodes;
   }
 
   /// A loop over the image's shape that reads what the image is made of, all but what is small, and needs none of the
@@ -232,30 +289,48 @@ class PrologueGrower {
     return best;
   }
 
-  /// The node of the unit's body whose streamed operand may be computed on the way; -1 where there is none.
+  /// The node of the unit's body whose streamed operands may be computed on the way; -1 where there is none.
   int contraction_of(int u) const {
     for (const int id : units_.unit(u).owned) {
-      if (streamed_operand(graph_.node(id))) return id;
+      if (!streamed_operands(graph_.node(id)).empty()) return id;
     }
     return -1;
   }
   bool streams(int u, Value image) const {
     const int id = contraction_of(u);
-    return id >= 0 && graph_.node(id).operands[*streamed_operand(graph_.node(id))] == image;
+    if (id < 0) return false;
+    const Node& node = graph_.node(id);
+    return std::ranges::any_of(streamed_operands(node), [&](size_t i) { return node.operands[i] == image; });
   }
 
-  std::string other_reader(const Readers& readers) const {
-    if (readers.others) return "it is needed in memory";
+  static std::vector<int> loops_of(const Readers& readers) {
     std::vector<int> loops = readers.fusible;
     loops.insert(loops.end(), readers.repeating.begin(), readers.repeating.end());
-    return loops.empty() ? "" : fmt::format("the fusion of %{} reads it, too", units_.unit(loops[0]).lead);
+    return loops;
   }
+  /// Why others than contractions must have the image in memory; empty where there are none, or all put it together.
+  std::string other_reader(Value image, const Readers& readers, const std::vector<int>& loops) const {
+    if (readers.others) return "it is needed in memory";
+    const std::vector<int> nodes = made_by(image, Extent::with_movement);
+    const auto reads = std::ranges::find_if(loops, [&](int u) { return !puts_together(u, image, nodes); });
+    return reads == loops.end() ? "" : fmt::format("the fusion of %{} reads it, too", units_.unit(*reads).lead);
+  }
+  /// Whether the loop may read what the image is put together of: on a GPU, where its kernel finds each part's place.
+  bool puts_together(int u, Value image, const std::vector<int>& nodes) const {
+    const Unit& unit = units_.unit(u);
+    const auto moves = [&](int id) { return keeps_neighbours(graph_.node(id)); };
+    return device_.kind == ir::DeviceSpec::Kind::cuda && unit.fusible && !unit.whole &&
+           unit.shape == graph_.type(image).shape && std::ranges::all_of(nodes, moves) &&
+           is_small_enough(body_with(u, nodes));
+  }
+
+  bool is_alone(int node) const { return units_.unit(units_.owner(node)).owned.size() == 1; }
 
   /// Whether the node is a unit of its own that finishes statistics which this loop alone reads, and makes nothing but
   /// the image of.
   bool finishes_for(int node, Value image) const {
     const int owner = units_.owner(image.node);
-    if (graph_.node(node).op != ir::Op::group_finish || units_.unit(units_.owner(node)).owned.size() != 1) return false;
+    if (graph_.node(node).op != ir::Op::group_finish || !is_alone(node)) return false;
     const auto reads_otherwise = [&](int result) {
       const Readers* readers = units_.readers({node, result});
       if (readers == nullptr) return false;
@@ -272,7 +347,13 @@ class PrologueGrower {
     const auto joins = [&](const Node& node) {
       if (is_pointwise(graph_, node) || is_free(graph_, node) || node.op == ir::Op::slice) return true;
       if (keeps_neighbours(node)) return extent != Extent::elementwise;
-      return node.op == ir::Op::group_finish && extent == Extent::with_finish;
+      if (extent == Extent::with_all_finishes && (node.op == ir::Op::reshape || is_row_reduction(graph_, node)))
+        return true;
+      return node.op == ir::Op::group_finish && extent <= Extent::with_finish;
+    };
+    const auto is_finished_beside = [&](int id) {
+      if (extent != Extent::with_all_finishes) return finishes_for(id, image);
+      return graph_.node(id).op == ir::Op::group_finish && is_alone(id);
     };
     const Unit& from = units_.unit(units_.owner(image.node));
     std::set<int> found = {image.node};
@@ -282,7 +363,7 @@ class PrologueGrower {
         while (!from.holds(v.node) && is_free(graph_, graph_.node(v)) && !graph_.node(v).operands.empty()) {
           v = graph_.node(v).operands[0];
         }
-        const bool is_near = from.holds(v.node) || finishes_for(v.node, image);
+        const bool is_near = from.holds(v.node) || is_finished_beside(v.node);
         if (is_near && joins(graph_.node(v))) found.insert(v.node);
       }
     }
@@ -299,12 +380,12 @@ class PrologueGrower {
     return std::ssize(body) <= kMostBodyNodes && std::ssize(units_.externals(body)) <= kMostOperands;
   }
 
-  /// Why the unit cannot compute the image; empty where it can.
-  std::string refusal(int u, Value image, const std::vector<int>& nodes) const {
+  /// Why the unit cannot compute the image, and make what else it is to; empty where it can.
+  std::string refusal(int u, Value image, const std::vector<int>& nodes, const std::vector<int>& made = {}) const {
     if (!streams(u, image)) return fmt::format("%{} reads it otherwise", units_.unit(u).lead);
     const std::vector<int> both = body_with(u, nodes);
     if (!is_small_enough(both)) return fmt::format("more than {} ops or {} operands", kMostBodyNodes, kMostOperands);
-    const Graph body = body_of(units_, u, both);
+    const Graph body = body_of(units_, u, both, made);
     if (!stands_alone(body)) return fmt::format("the epilogue of %{} computes it, too", units_.unit(u).lead);
     return settings_.prologue_limits(body);
   }
@@ -341,10 +422,11 @@ class PrologueGrower {
         if (units_.owner(v.node) == owner && v != image) after.insert(v);
       }
     };
-    for (const int u : plan.takers) adds(u), gain.price += price(u, plan.nodes);
+    for (const int u : plan.takers) adds(u), gain.price += price(u, image, plan.nodes);
+    for (const int u : plan.loops) adds(u);
     if (plan.host >= 0) adds(plan.host);
     if (plan.host >= 0 && !is_written_again(image)) gain.bytes -= graph_.type(image).bytes();
-    std::erase_if(after, [&](Value v) { return v.node == plan.finish; });
+    std::erase_if(after, [&](Value v) { return std::ranges::count(plan.made, v.node) > 0; });
     std::vector<int> roots;
     for (const Value v : after) roots.push_back(v.node);
     if (!roots.empty()) gain.bytes -= bytes_moved(owner, units_.closure(owner, roots), after, rank);
@@ -352,6 +434,7 @@ class PrologueGrower {
     // Units of their own that finish its statistics.
     const auto is_spared = [&](int id) { return !units_.unit(owner).holds(id); };
     gain.kernels += static_cast<int>(std::ranges::count_if(plan.nodes, is_spared));
+    gain.kernels += static_cast<int>(std::ranges::count_if(plan.made, is_spared));
     if (device_.bandwidth > 0) gain.saved = static_cast<double>(gain.bytes) / (kCopyShare * device_.bandwidth);
     return gain;
   }
@@ -379,15 +462,16 @@ class PrologueGrower {
 
   /// Seconds that a unit takes longer when it computes its image: the elements of each tile, once for each column of
   /// tiles, and in images that are small what nothing else hides. What only moves is copied as it would be otherwise.
-  double price(int u, const std::vector<int>& nodes) const {
+  double price(int u, Value image, const std::vector<int>& nodes) const {
     if (contraction_of(u) < 0) return 0;
     const bool transforms = std::ranges::any_of(nodes, [&](int id) { return is_pointwise(graph_, graph_.node(id)); });
     const Node& node = graph_.node(contraction_of(u));
     const ir::Shape& result = node.types[0].shape;
-    const int64_t channels = node.op == ir::Op::conv_wgrad ? result.front() : result.back();
-    const ir::Shape& image = graph_.type(node.operands[*streamed_operand(node)]).shape;
-    const int64_t images = image.front(), pixels = ir::element_count(image) / (images * image.back());
-    double seconds = transforms ? static_cast<double>(transformed_elements(image)) * kTransformSeconds : 0;
+    const bool meets_outputs = node.op == ir::Op::conv_wgrad && node.operands[0] == image;
+    const int64_t channels = meets_outputs ? result.front() : result.back();
+    const ir::Shape& shape = graph_.type(image).shape;
+    const int64_t images = shape.front(), pixels = ir::element_count(shape) / (images * shape.back());
+    double seconds = transforms ? static_cast<double>(transformed_elements(shape)) * kTransformSeconds : 0;
     if (pixels < kHidingPixels) seconds += kFirstTileSeconds;
     return static_cast<double>(images * transforms_of(channels)) * seconds / static_cast<double>(device_.processors);
   }

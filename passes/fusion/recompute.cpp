@@ -46,19 +46,57 @@ class Recompute {
     // Of what is sliced a reader reads that part alone.
     const bool slices = repeats_ && graph.node(node).op == ir::Op::slice;
     if (!is_pointwise(graph, graph.node(node)) && !slices) return false;
-    const std::vector<int> nodes = units_.closure(units_.owner(node), {node});
-    if (std::ssize(nodes) > kMostRecomputedNodes) return false;
-    if (std::ranges::any_of(nodes, [&](int id) { return is_whole(graph.node(id)) || is_reduction(graph.node(id)); })) {
+    const std::vector<int> all = units_.closure(units_.owner(node), {node});
+    if (std::ssize(all) > kMostRecomputedNodes) return false;
+    if (std::ranges::any_of(all, [&](int id) { return is_whole(graph.node(id)) || is_reduction(graph.node(id)); })) {
       return false;
     }
+    Choice best = choose(v, *readers, all);
+    for (const int id : all) {
+      if (!may_be_stored(id, v)) continue;
+      Choice choice = choose(v, *readers, units_.closure(units_.owner(node), {node}, id), id);
+      if (choice.saved > best.saved) best = std::move(choice);
+    }
+    if (best.readers.empty() || best.saved <= 0 || !fuel_.spend()) return false;
+    for (int u : best.readers) {
+      units_.recompute(u, best.nodes);
+      report_.lines.push_back(fmt::format("recomputed %{} {} ({} ops) in the fusion of %{}", node,
+                                          ir::to_string(graph.node(node).op), best.nodes.size(),
+                                          units_.unit(u).owned[0]));
+    }
+    if (best.stored >= 0) {
+      report_.lines.back() += fmt::format(", of %{} {}", best.stored, ir::to_string(graph.node(best.stored).op));
+    }
+    report_.lines.back() += fmt::format(": {} bytes less", best.saved);
+    units_.find_needed();
+    return true;
+  }
 
-    std::vector<int> able, gaining;
-    int64_t saved = graph.type(v).bytes(), saved_by_gaining = 0;  // the write, less what the readers read more
-    std::vector<int> readable;
-    for (int u : readers->fusible) {
+ private:
+  /// Who computes a value again, by which nodes.
+  struct Choice {
+    std::vector<int> nodes, readers;
+    int stored = -1;    ///< What the nodes are computed from, besides what all of the value is; -1: nothing.
+    int64_t saved = 0;  ///< Bytes.
+  };
+
+  /// Whether the value may be computed of this one, narrower than itself, that its own unit then stores for that.
+  bool may_be_stored(int id, Value v) const {
+    const ir::Graph& graph = units_.graph();
+    return id != v.node && units_.owner(id) == units_.owner(v.node) && is_pointwise(graph, graph.node(id)) &&
+           graph.type({id, 0}).shape == graph.type(v).shape && graph.type({id, 0}).bytes() < graph.type(v).bytes();
+  }
+
+  Choice choose(Value v, const Readers& readers, std::vector<int> nodes, int stored = -1) const {
+    const ir::Graph& graph = units_.graph();
+    const bool slices = graph.node(v).op == ir::Op::slice;
+    std::vector<int> able, gaining, readable;
+    const int64_t written = stored >= 0 && !units_.needed({stored, 0}) ? graph.type({stored, 0}).bytes() : 0;
+    int64_t saved = graph.type(v).bytes() - written, saved_by_gaining = -written;  // less what the readers read more
+    for (int u : readers.fusible) {
       if (units_.unit(u).shape == graph.type(v).shape) readable.push_back(u);
     }
-    for (int u : readers->repeating) {
+    for (int u : readers.repeating) {
       if (may_repeat(u, v)) readable.push_back(u);
     }
     for (int u : readable) {
@@ -73,20 +111,10 @@ class Recompute {
       saved_by_gaining -= *extra;
     }
     const bool everywhere =
-        !readers->as_a_whole() && able.size() == readers->fusible.size() + readers->repeating.size() && saved > 0;
-    if (!everywhere) able = gaining, saved = saved_by_gaining;
-    if (able.empty() || !fuel_.spend()) return false;
-    for (int u : able) {
-      units_.recompute(u, nodes);
-      report_.lines.push_back(fmt::format("recomputed %{} {} ({} ops) in the fusion of %{}", node,
-                                          ir::to_string(graph.node(node).op), nodes.size(), units_.unit(u).owned[0]));
-    }
-    report_.lines.back() += fmt::format(": {} bytes less", saved);
-    units_.find_needed();
-    return true;
+        !readers.as_a_whole() && able.size() == readers.fusible.size() + readers.repeating.size() && saved > 0;
+    return {std::move(nodes), everywhere ? able : gaining, stored, everywhere ? saved : saved_by_gaining};
   }
 
- private:
   /// Whether a small value may be computed for each of the elements that it is repeated for. That is more arithmetic,
   /// and worth it where it saves a launch.
   bool may_repeat(int u, Value v) const {

@@ -22,9 +22,10 @@ bool is_elementwise(const ir::Node& node) { return ir::has_trait(node, ir::kElem
 
 bool is_whole(const ir::Node& node) { return ir::has_trait(node, ir::kContraction) || is_average(node); }
 
-std::optional<size_t> streamed_operand(const ir::Node& node) {
-  if (is_convolution(node) || is_matmul(node)) return 0;
-  return std::nullopt;
+std::vector<size_t> streamed_operands(const ir::Node& node) {
+  if (node.op == ir::Op::conv_wgrad) return {0, 1};
+  if (is_convolution(node) || is_matmul(node)) return {0};
+  return {};
 }
 
 bool is_pointwise(const ir::Graph& graph, const ir::Node& node) {

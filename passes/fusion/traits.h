@@ -1,8 +1,8 @@
 // Who may be in a fusion, said by trait.
 #pragma once
 
-#include <optional>
 #include <span>
+#include <vector>
 
 #include "ir/graph.h"
 
@@ -25,9 +25,9 @@ inline const ir::Graph& body_of(const ir::Node& fusion) { return *fusion.as<ir::
 
 /// Heroes that compute a result as a whole, not element by element: contractions, and averages.
 bool is_whole(const ir::Node& node);
-/// The operand of a convolution or product that its kernel reads tile by tile, and may compute on the way in: the
-/// image, or its gradient. Nothing for other nodes.
-std::optional<size_t> streamed_operand(const ir::Node& node);
+/// The operands of a convolution or product that its kernel reads tile by tile, and may compute on the way in: the
+/// image, or its gradient, or of a filter's gradient both. None of other nodes.
+std::vector<size_t> streamed_operands(const ir::Node& node);
 /// Whether one of the body's nodes is a contraction.
 bool has_contraction(const ir::Graph& body);
 /// Elementwise ops but those that are free.

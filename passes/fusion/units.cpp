@@ -61,7 +61,7 @@ void Units::order_units() {
   }
 }
 
-std::vector<int> Units::closure(int u, const std::vector<int>& roots) const {
+std::vector<int> Units::closure(int u, const std::vector<int>& roots, int without) const {
   std::set<int> found(roots.begin(), roots.end());
   // Largest first: operands have smaller numbers, so each node is expanded once.
   for (auto it = found.rbegin(); it != found.rend(); ++it) {
@@ -69,7 +69,7 @@ std::vector<int> Units::closure(int u, const std::vector<int>& roots) const {
       while (!unit(u).holds(v.node) && is_copied(graph_, graph_.node(*it), v) && !graph_.node(v).operands.empty()) {
         v = graph_.node(v).operands[0];
       }
-      if (unit(u).holds(v.node)) found.insert(v.node);
+      if (unit(u).holds(v.node) && v.node != without) found.insert(v.node);
     }
   }
   return {found.begin(), found.end()};

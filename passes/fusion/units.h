@@ -42,8 +42,8 @@ class Units {
   const Unit& unit(int u) const { return units_[static_cast<size_t>(u)]; }
   int owner(int node) const { return owner_[static_cast<size_t>(node)]; }
 
-  /// The nodes (increasing) of the unit's body that `roots` need, of those it holds.
-  std::vector<int> closure(int u, const std::vector<int>& roots) const;
+  /// The nodes (increasing) of the unit's body that `roots` need, of those it holds; but for `without`, which is read.
+  std::vector<int> closure(int u, const std::vector<int>& roots, int without = -1) const;
   /// What nodes read that is not among them, through free nodes, in order of first use.
   std::vector<ir::Value> externals(const std::vector<int>& nodes) const;
   /// Adds nodes to what the unit computes again.

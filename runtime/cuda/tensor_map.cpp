@@ -11,6 +11,8 @@ namespace {
 
 cuda::TensorMapType type_of(ir::DType dtype) {
   switch (dtype) {
+    case ir::DType::u8:
+      return cuda::TensorMapType::u8;
     case ir::DType::bf16:
       return cuda::TensorMapType::bf16;
     case ir::DType::f16:
@@ -33,13 +35,13 @@ cuda::TensorMap encode_tensor_map(const CudaDriver& driver, const codegen::cuda:
                                   std::string_view what) {
   const auto extents = as<uint64_t>(spec.extents), strides = as<uint64_t>(spec.strides);
   const auto box = as<uint32_t>(spec.box), steps = as<uint32_t>(spec.steps);
+  const auto swizzle = spec.row_bytes() == 64 ? cuda::TensorMapSwizzle::bytes_64 : cuda::TensorMapSwizzle::bytes_128;
   cuda::TensorMap map;
-  driver.require(
-      driver->cuTensorMapEncodeTiled(&map, type_of(spec.dtype), static_cast<uint32_t>(extents.size()),
-                                     reinterpret_cast<void*>(address), extents.data(), strides.data(), box.data(),
-                                     steps.data(), cuda::TensorMapInterleave::none, cuda::TensorMapSwizzle::bytes_128,
-                                     cuda::TensorMapL2Promotion::bytes_256, cuda::TensorMapFill::zeros),
-      what);
+  driver.require(driver->cuTensorMapEncodeTiled(&map, type_of(spec.dtype), static_cast<uint32_t>(extents.size()),
+                                                reinterpret_cast<void*>(address), extents.data(), strides.data(),
+                                                box.data(), steps.data(), cuda::TensorMapInterleave::none, swizzle,
+                                                cuda::TensorMapL2Promotion::bytes_256, cuda::TensorMapFill::zeros),
+                 what);
   return map;
 }
 

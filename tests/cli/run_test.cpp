@@ -138,6 +138,28 @@ TEST_F(Run, AGraphsOutputsAndChangedStates) {
   }
 }
 
+TEST_F(Run, WhatAStepCarriesIsNoneOfItsResults) {
+  const fs::path graph = write_graph(R"(graph training_step {
+  %0 = state {name = "params", dtype = f32, shape = [18432]} : f32[18432]
+  %1 = input {name = "x", dtype = f32, shape = [2, 8, 8, 32]} : f32[2, 8, 8, 32]
+  %2 = view %0 {offset = 0, shape = [32, 3, 3, 32]} : f32[32, 3, 3, 32]
+  %3 = conv_fprop %1, %2 {stride = 1, pad = 1} : f32[2, 8, 8, 32]
+  %4 = view %0 {offset = 9216, shape = [32, 3, 3, 32]} : f32[32, 3, 3, 32]
+  %5 = conv_fprop %3, %4 {stride = 1, pad = 1} : f32[2, 8, 8, 32]
+  %6 = neg %0 : f32[18432]
+  output "y" = %5
+  update "params" = %6
+})");
+  StepFile file;
+  file.add("params", {18432});
+  file.add("x", {2, 8, 8, 32});
+  file.write(in());
+  const Outcome outcome = run({"--graph", graph.string(), "--dtype", "bf16"});
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_EQ(runtime::SafetensorsReader(out()).tensors().size(), 2u);
+  EXPECT_EQ(read_floats(out(), "params")[0], -file.tensors.at("params").values[0]);
+}
+
 TEST_F(Run, WhatTheFileLacksIsNamed) {
   const auto refused = [&](const StepFile& file, const Words& parts) {
     file.write(in());

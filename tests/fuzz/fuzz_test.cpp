@@ -257,7 +257,7 @@ INSTANTIATE_TEST_SUITE_P(All, Fuzz,
                          [](const auto& i) { return std::string(i.param.name); });
 
 TEST(Shrink, FindsTheOneNodeThatMatters) {
-  const Graph graph = testing::random_graph(kFirstSeed + 7, 30);
+  const Graph graph = testing::random_graph(kFirstSeed + 14, 30);
   auto has_node = [](ir::Op op) {
     return [op](const Graph& g) {
       for (int id = 0; id < g.size(); ++id) {

@@ -152,7 +152,7 @@ class Generator {
     const Value x = any();
     const Type type = b_.type(x);
     const Value y = leaf(type), z = leaf(type);
-    switch (below(6)) {
+    switch (below(7)) {
       case 0:
         keep(b_.select(b_.less(y, z), x, z));
         break;
@@ -167,6 +167,9 @@ class Generator {
         break;
       case 4:
         keep(b_.cast(b_.cast(y, DType::f16), DType::f32));
+        break;
+      case 5:  // Narrower than what it is made of.
+        keep(b_.cast(b_.cast(b_.less(y, z), DType::u8), DType::f32));
         break;
       default:
         keep(b_.mul(b_.round_tf32(y), x));

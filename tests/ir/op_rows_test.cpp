@@ -15,7 +15,8 @@ TEST(OpRows, EveryOpHasARow) {
   std::set<ir::Op> seen;
   for (const auto& row : testing::op_rows()) seen.insert(row.op);
   for (const ir::OpInfo& o : ir::all_ops()) {
-    if (o.op == ir::Op::input || o.op == ir::Op::state) continue;
+    // What is carried is of a state, which rows have none of: the tests of Carry run it.
+    if (o.op == ir::Op::input || o.op == ir::Op::state || o.op == ir::Op::carry) continue;
     EXPECT_TRUE(seen.contains(o.op)) << o.name;
   }
 }

@@ -21,7 +21,7 @@ TEST(Carry, TheNextValueIsRoundedInsteadOfTheState) {
   EXPECT_EQ(ir::print(tests::moved(carry_rounded, ir::parse(R"(graph step {
   %0 = state {name = "params", dtype = f32, shape = [20000]} : f32[20000]
   %1 = cast %0 {dtype = bf16} : bf16[20000]
-  %2 = reshape %1 {shape = [200, 100]} : bf16[200, 100]
+  %2 = slice %1 {axis = 0, begin = 0, end = 100} : bf16[100]
   %3 = neg %0 : f32[20000]
   output "y" = %2
   update "params" = %3
@@ -31,7 +31,7 @@ TEST(Carry, TheNextValueIsRoundedInsteadOfTheState) {
             R"(graph step {
   %0 = state {name = "params", dtype = f32, shape = [20000]} : f32[20000]
   %1 = carry %0 {name = "params in bf16", dtype = bf16} : bf16[20000]
-  %2 = reshape %1 {shape = [200, 100]} : bf16[200, 100]
+  %2 = slice %1 {axis = 0, begin = 0, end = 100} : bf16[100]
   %3 = neg %0 : f32[20000]
   %4 = cast %3 {dtype = bf16} : bf16[20000]
   output "y" = %2
@@ -47,8 +47,10 @@ TEST(Carry, EachFormatIsCarriedAndCostsFuel) {
     %1 = cast %0 {dtype = bf16} : bf16[20000]
     %2 = round_tf32 %0 : f32[20000]
     %3 = neg %0 : f32[20000]
-    output "y" = %1
-    output "z" = %2
+    %4 = slice %1 {axis = 0, begin = 0, end = 100} : bf16[100]
+    %5 = slice %2 {axis = 0, begin = 0, end = 100} : f32[100]
+    output "y" = %4
+    output "z" = %5
     update "params" = %3
   })");
   const auto names = [&](int64_t given) {
@@ -71,6 +73,17 @@ TEST(Carry, WhatNoStepReplacesStaysAsItIs) {
     %0 = state {name = "params", dtype = f32, shape = [20000]} : f32[20000]
     %1 = cast %0 {dtype = bf16} : bf16[20000]
     output "y" = %1
+  })");
+}
+
+TEST(Carry, WhatAnOutputShowsStaysAsItIs) {
+  tests::expect_not_moved(carry_rounded, R"(graph step {
+    %0 = state {name = "params", dtype = f32, shape = [20000]} : f32[20000]
+    %1 = cast %0 {dtype = bf16} : bf16[20000]
+    %2 = reshape %1 {shape = [200, 100]} : bf16[200, 100]
+    %3 = neg %0 : f32[20000]
+    output "y" = %2
+    update "params" = %3
   })");
 }
 

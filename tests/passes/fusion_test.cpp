@@ -568,6 +568,63 @@ TEST(Fusion, AReductionReadsADrawFromMemory) {
   EXPECT_EQ(tests::kernel_count(fused), 2);
 }
 
+/// What is drawn is compared and scaled, before a convolution and, with `kept` the type between, behind it.
+std::string dropped(const std::string& kept) {
+  return fmt::format(R"(
+    %0 = input {{name = "x", dtype = f32, shape = [4, 8, 8, 8]}} : f32[4, 8, 8, 8]
+    %1 = input {{name = "w", dtype = f32, shape = [8, 1, 1, 8]}} : f32[8, 1, 1, 8]
+    %2 = input {{name = "seed", dtype = u32, shape = [2]}} : u32[2]
+    %3 = input {{name = "index", dtype = i32, shape = [4]}} : i32[4]
+    %4 = input {{name = "step", dtype = i32, shape = []}} : i32[]
+    %5 = random_uniform %2, %3, %4 {{stream = 1, shape = [8, 8, 8]}} : f32[4, 8, 8, 8]
+    %6 = constant {{value = 0.5, dtype = f32, shape = [4, 8, 8, 8]}} : f32[4, 8, 8, 8]
+    %7 = less_equal %6, %5 : f32[4, 8, 8, 8]
+    %8 = cast %7 {{dtype = {0}}} : {0}[4, 8, 8, 8]
+    %9 = cast %8 {{dtype = f32}} : f32[4, 8, 8, 8]
+    %10 = constant {{value = 2, dtype = f32, shape = [4, 8, 8, 8]}} : f32[4, 8, 8, 8]
+    %11 = mul %9, %10 : f32[4, 8, 8, 8]
+    %12 = mul %0, %11 : f32[4, 8, 8, 8]
+    %13 = conv_fprop %12, %1 {{stride = 1, pad = 0}} : f32[4, 8, 8, 8]
+    %14 = mul %13, %11 : f32[4, 8, 8, 8]
+    %15 = reduce_sum %14 {{axes = [3]}} : f32[4, 8, 8]
+    output "y" = %15)",
+                     kept);
+}
+
+/// Types of what the fusions of loops store, in their order.
+std::string stored_by_loops(const ir::Graph& graph) {
+  std::string types;
+  for (int id = 0; id < graph.size(); ++id) {
+    const ir::Node& node = graph.node(id);
+    if (node.op != ir::Op::fusion || node.as<ir::FusionAttrs>().hero == ir::Hero::conv) continue;
+    for (const ir::Type& type : node.types) types += (types.empty() ? "" : ", ") + ir::to_string(type);
+  }
+  return types;
+}
+
+TEST(Fusion, TheNarrowestValueOfAChainIsWhatItsReadersRead) {
+  for (const ir::DeviceSpec& device : {gpu(), ir::DeviceSpec{}}) {
+    const ir::Graph graph = parse_body(dropped("u8"));
+    FusionReport report;
+    const ir::Graph fused = fuse(graph, &report, {}, device).graph;
+    tests::expect_same_results(graph, fused);
+    EXPECT_EQ(stored_by_loops(fused), "u8[4, 8, 8, 8], f32[4, 8, 8, 8], f32[4, 8, 8]");
+    // 8 KB written and not read: 2 KB written and read.
+    const auto is_told = [](const std::string& line) {
+      return line.starts_with("recomputed %11 mul (2 ops)") && line.ends_with(", of %8 cast: 12288 bytes less");
+    };
+    EXPECT_EQ(std::ranges::count_if(report.lines, is_told), 1) << fmt::format("{}", fmt::join(report.lines, "\n"));
+    EXPECT_FALSE(fuse(fused, nullptr, {}, device).changed);
+  }
+}
+
+TEST(Fusion, WhatIsNoNarrowerThanItsOperandIsNotStored) {
+  const ir::Graph graph = parse_body(dropped("i32"));
+  const ir::Graph fused = fuse(graph).graph;
+  tests::expect_same_results(graph, fused);
+  EXPECT_EQ(stored_by_loops(fused), "f32[4, 8, 8, 8], f32[4, 8, 8]");
+}
+
 /// Sines and cosines beside one another, and `more`.
 std::string waves(const std::string& more) {
   return R"(

@@ -152,10 +152,10 @@ TEST(Prologue, WhatOthersReadStaysInMemory) {
   EXPECT_NE(refusal("output \"y\" = %11\n output \"x\" = %10").find("it is needed in memory"), std::string::npos);
   EXPECT_NE(refusal(R"(
     %12 = conv_dgrad %10, %3 {stride = 1, pad = 1, height = 4, width = 4} : f32[2, 4, 4, 8]
-    %13 = conv_wgrad %0, %10 {stride = 1, pad = 1, r = 3, s = 3} : f32[8, 3, 3, 8]
+    %13 = conv_fprop %0, %10 {stride = 1, pad = 1} : f32[2, 3, 3, 2]
     output "y" = %11
     output "dx" = %12
-    output "dw" = %13)")
+    output "z" = %13)")
                 .find("%13 reads it otherwise"),
             std::string::npos);
   // It is added to the convolution's own result.
@@ -166,6 +166,54 @@ TEST(Prologue, WhatOthersReadStaysInMemory) {
                 .find("computes it, too"),
             std::string::npos);
   EXPECT_EQ(refusal("output \"x\" = %10"), "") << "no convolution reads it";
+}
+
+/// A norm's gradient: of an image, of what reaches it, and of sums over groups of channels, which are finished here.
+/// Its readers are the gradients of the convolution before it; others read its own sums.
+const char* const kNormGradient = R"(
+    %0 = input {name = "x", dtype = bf16, shape = [2, 8, 8, 32]} : bf16[2, 8, 8, 32]
+    %1 = input {name = "g", dtype = bf16, shape = [2, 8, 8, 32]} : bf16[2, 8, 8, 32]
+    %2 = input {name = "mean", dtype = f32, shape = [2, 32]} : f32[2, 32]
+    %3 = input {name = "sums", dtype = f32, shape = [2, 8, 4]} : f32[2, 8, 4]
+    %4 = input {name = "w", dtype = bf16, shape = [32, 3, 3, 16]} : bf16[32, 3, 3, 16]
+    %5 = input {name = "image", dtype = bf16, shape = [2, 8, 8, 16]} : bf16[2, 8, 8, 16]
+    %6 = cast %0 {dtype = f32} : f32[2, 8, 8, 32]
+    %7 = broadcast %2 {shape = [2, 8, 8, 32], dims = [0, 3]} : f32[2, 8, 8, 32]
+    %8 = sub %6, %7 : f32[2, 8, 8, 32]
+    %9 = reduce_sum %3 {axes = [2]} : f32[2, 8]
+    %10 = broadcast %9 {shape = [2, 8, 4], dims = [0, 1]} : f32[2, 8, 4]
+    %11 = mul %10, %3 : f32[2, 8, 4]
+    %12 = reshape %11 {shape = [2, 32]} : f32[2, 32]
+    %13 = broadcast %12 {shape = [2, 8, 8, 32], dims = [0, 3]} : f32[2, 8, 8, 32]
+    %14 = mul %8, %13 : f32[2, 8, 8, 32]
+    %15 = cast %1 {dtype = f32} : f32[2, 8, 8, 32]
+    %16 = add %15, %14 : f32[2, 8, 8, 32]
+    %17 = cast %16 {dtype = bf16} : bf16[2, 8, 8, 32]
+    %18 = cast %17 {dtype = f32} : f32[2, 8, 8, 32]
+    %19 = reduce_sum %18 {axes = [1, 2]} : f32[2, 32]
+    %20 = conv_dgrad %17, %4 {stride = 1, pad = 1, height = 8, width = 8} : f32[2, 8, 8, 16]
+    %21 = conv_wgrad %5, %17 {stride = 1, pad = 1, r = 3, s = 3} : f32[32, 3, 3, 16]
+    output "dbias" = %19
+    output "dimage" = %20
+    output "dw" = %21)";
+
+TEST(PrologueGolden, ANormsGradientIsComputedByBothGradients) {
+  const ir::Graph graph = parse_body(kNormGradient);
+  EXPECT_EQ(tests::kernel_count(expect_fused(graph, "norm_gradient_prologue", settings(Prologues::always))), 2);
+  const ir::Graph stored = fuse(graph, settings(Prologues::never));
+  EXPECT_EQ(tests::kernel_count(stored), 3);
+  // One that cannot finish the groups' sums, or add those of the gradient, cannot spare the loop.
+  for (const ir::Op unable : {ir::Op::reshape, ir::Op::reduce_sum, ir::Op::conv_dgrad, ir::Op::conv_wgrad}) {
+    EXPECT_EQ(ir::print(fuse(graph, settings(Prologues::always, {unable}))), ir::print(stored))
+        << ir::to_string(unable);
+  }
+  FusionReport report;
+  fuse(graph, settings(Prologues::always, {ir::Op::reshape}), &report);
+  EXPECT_NE(prologue_lines(report).find(": no kernel of its readers finishes its statistics; site "), std::string::npos)
+      << prologue_lines(report);
+  // Nor may it be needed elsewhere.
+  const ir::Graph read = parse_body(std::string(kNormGradient) + "\n    output \"dx\" = %17");
+  EXPECT_EQ(ir::print(fuse(read, settings(Prologues::always))), ir::print(fuse(read, settings(Prologues::never))));
 }
 
 const char* const kConcatenated = R"(
@@ -209,7 +257,8 @@ TEST(Prologue, StatisticsAreFinishedInItWhereTheDeviceCan) {
   EXPECT_NE(prologue_lines(report).find(" and 0 kernels less"), std::string::npos) << prologue_lines(report);
 }
 
-/// Of a large image they have a kernel of their own, which the convolution takes, too; not where others read them.
+/// Of a large image they have a kernel of their own, which the convolution takes, too; it stores them for others, but
+/// not for the loop that would make the image, which is then there anyway.
 TEST(Prologue, StatisticsOfALargeImageComeAlong) {
   const std::string image = R"(
     %0 = input {name = "x", dtype = f32, shape = [2, 64, 64, 64]} : f32[2, 64, 64, 64]
@@ -245,9 +294,14 @@ TEST(Prologue, StatisticsOfALargeImageComeAlong) {
   EXPECT_EQ(with.site.site, "sub_mul f32[64, 64, 64] -> f32[64, 64, 64], conv_fprop f32[8, 3, 3, 64]");
   EXPECT_EQ(without.site.site, with.site.site);
   EXPECT_EQ(with.site.price, without.site.price);
-  for (const std::string& other : {std::string("\n output \"rstd\" = %4.1"), loop}) {
-    EXPECT_EQ(made(image + other, {}).kernels, made(image + other, {ir::Op::group_finish}).kernels) << other;
-  }
+  const std::string output = "\n output \"rstd\" = %4.1";
+  const Made stored = made(image + output, {});
+  EXPECT_EQ(stored.kernels, 1);
+  EXPECT_NE(stored.line.find("statistics in that of %9 conv_fprop: 4194304 bytes and 2 kernels less"),
+            std::string::npos)
+      << stored.line;
+  EXPECT_EQ(made(image + output, {ir::Op::group_finish}).kernels, 2);
+  EXPECT_EQ(made(image + loop, {}).kernels, made(image + loop, {ir::Op::group_finish}).kernels);
 }
 
 const char* const kFinished = R"(

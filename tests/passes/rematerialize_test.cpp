@@ -206,6 +206,35 @@ TEST(Chain, BeginsAtWhatTheFusionStoresBesides) {
   EXPECT_EQ(chain->sources, sources);
 }
 
+TEST(Chain, ReadsWhatWasDrawnOnlyWhereItIsStored) {
+  const std::string text = R"(graph g {{
+    %0 = input {{name = "x", dtype = f32, shape = [2, 4]}} : f32[2, 4]
+    %1 = input {{name = "seed", dtype = u32, shape = [2]}} : u32[2]
+    %2 = input {{name = "index", dtype = i32, shape = [2]}} : i32[2]
+    %3 = input {{name = "step", dtype = i32, shape = []}} : i32[]
+    %4 = fusion %0, %1, %2, %3 {{hero = pointwise, body = graph body {{
+      %0 = input {{name = "0", dtype = f32, shape = [2, 4]}} : f32[2, 4]
+      %1 = input {{name = "1", dtype = u32, shape = [2]}} : u32[2]
+      %2 = input {{name = "2", dtype = i32, shape = [2]}} : i32[2]
+      %3 = input {{name = "3", dtype = i32, shape = []}} : i32[]
+      %4 = random_uniform %1, %2, %3 {{stream = 1, shape = [4]}} : f32[2, 4]
+      %5 = cast %4 {{dtype = u8}} : u8[2, 4]
+      %6 = cast %5 {{dtype = f32}} : f32[2, 4]
+      %7 = mul %0, %6 : f32[2, 4]
+      output "0" = %7
+{}    }}}} : f32[2, 4]{}
+    output "y" = {}
+  }})";
+  const auto of = [&](const char* stored, const char* type, const char* result) {
+    return ir::parse(fmt::format(fmt::runtime(text), stored, type, result));
+  };
+  EXPECT_FALSE(find_chain(of("", "", "%4"), {4, 0}).has_value());
+  const auto chain = find_chain(of("      output \"1\" = %5\n", ", u8[2, 4]", "%4.0"), {4, 0});
+  ASSERT_TRUE(chain.has_value());
+  EXPECT_EQ(chain->nodes, (std::set<int>{6, 7}));
+  EXPECT_EQ(chain->sources, (std::map<Value, Value>{{{0, 0}, {0, 0}}, {{5, 0}, {4, 1}}}));
+}
+
 TEST(Chain, ReadsPartsOfOperands) {
   const ir::Graph graph = ir::parse(R"(graph g {
     %0 = input {name = "x", dtype = f32, shape = [2, 4]} : f32[2, 4]

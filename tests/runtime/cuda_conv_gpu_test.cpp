@@ -20,16 +20,16 @@ using ir::Graph;
 using ir::Value;
 
 struct ConvShapes {
-  int64_t n, h, w, c, k, taps, pad;
+  int64_t n, h, w, c, k, taps, pad, stride = 1;
 };
 
 /// The middle of a residual block: bias, time embedding, residual.
 Graph block(const ConvShapes& s) {
-  Graph graph(fmt::format("conv_{}x{}_n{}h{}w{}c{}k{}", s.taps, s.taps, s.n, s.h, s.w, s.c, s.k));
+  Graph graph(fmt::format("conv_{}x{}_n{}h{}w{}c{}k{}s{}", s.taps, s.taps, s.n, s.h, s.w, s.c, s.k, s.stride));
   Builder b(graph);
   const Value x = b.input("x", {DType::f32, {s.n, s.h, s.w, s.c}});
   const Value w = b.input("w", {DType::f32, {s.k, s.taps, s.taps, s.c}});
-  const Value y = b.conv_fprop(x, w, 1, s.pad);
+  const Value y = b.conv_fprop(x, w, s.stride, s.pad);
   const ir::Shape shape = b.shape(y);
   const Value biased = b.add(y, b.broadcast_channels(b.input("bias", {DType::f32, {s.k}}), shape));
   const Value timed = b.add(biased, b.broadcast_image_channels(b.input("time", {DType::f32, {s.n, s.k}}), shape));
@@ -45,6 +45,8 @@ TEST(GpuConv, ShapesThatFillNoTileMatchTheReference) {
       {5, 7, 7, 72, 200, 3, 1},    {9, 28, 28, 32, 32, 3, 1},   {7, 9, 5, 136, 64, 3, 1},   {3, 12, 20, 64, 128, 3, 0},
       {3, 18, 22, 64, 72, 3, 2},   {3, 7, 9, 200, 72, 1, 0},    {2, 64, 64, 192, 64, 1, 0}, {3, 16, 16, 1024, 64, 1, 0},
       {1, 1, 1, 8, 8, 1, 0},       {1, 3, 3, 8, 8, 3, 1},       {2, 48, 80, 20, 100, 3, 1}, {2, 48, 80, 36, 4, 1, 0},
+      {128, 4, 4, 256, 256, 3, 1}, {3, 4, 4, 96, 256, 3, 1},    {33, 4, 4, 36, 96, 3, 1},   {7, 5, 3, 512, 40, 3, 1},
+      {1, 4, 4, 64, 64, 3, 1},     {21, 2, 2, 136, 72, 3, 1},   {3, 45, 4, 64, 64, 3, 1},   {5, 6, 5, 40, 64, 3, 0},
   };
   std::vector<Graph> graphs;
   for (const ConvShapes& shapes : kShapes) graphs.push_back(block(shapes));
@@ -55,10 +57,10 @@ TEST(GpuConv, ShapesThatFillNoTileMatchTheReference) {
 
 /// What norms read of a convolution, forward and backward: statistics, and sums over pixels beside another tensor.
 Graph statistics(const ConvShapes& s) {
-  Graph graph(fmt::format("strips_{}x{}_n{}h{}w{}c{}k{}", s.taps, s.taps, s.n, s.h, s.w, s.c, s.k));
+  Graph graph(fmt::format("strips_{}x{}_n{}h{}w{}c{}k{}s{}", s.taps, s.taps, s.n, s.h, s.w, s.c, s.k, s.stride));
   Builder b(graph);
   const Value x = b.input("x", {DType::f32, {s.n, s.h, s.w, s.c}});
-  const Value y = b.conv_fprop(x, b.input("w", {DType::f32, {s.k, s.taps, s.taps, s.c}}), 1, s.pad);
+  const Value y = b.conv_fprop(x, b.input("w", {DType::f32, {s.k, s.taps, s.taps, s.c}}), s.stride, s.pad);
   const Value z = b.input("z", {DType::f32, b.shape(y)});
   const auto moments = b.channel_moments(y);
   const Value dz = b.mul(y, b.sigmoid(z));
@@ -76,12 +78,55 @@ TEST(GpuConv, StatisticsAndSumsMatchTheReference) {
       {3, 64, 64, 64, 64, 3, 1}, {2, 64, 64, 192, 64, 3, 1}, {3, 32, 32, 128, 128, 3, 1}, {5, 16, 16, 192, 192, 3, 1},
       {7, 8, 8, 256, 256, 3, 1}, {13, 14, 14, 96, 40, 3, 1}, {5, 7, 7, 72, 200, 3, 1},    {3, 28, 28, 32, 32, 3, 1},
       {2, 64, 64, 3, 64, 3, 1},  {3, 16, 16, 192, 64, 1, 0}, {3, 20, 9, 64, 64, 1, 0},    {2, 1, 1, 8, 8, 1, 0},
+      {33, 4, 4, 256, 96, 3, 1}, {3, 4, 4, 36, 96, 3, 1},    {21, 2, 2, 96, 64, 3, 1},    {5, 4, 4, 512, 256, 1, 0},
+      {3, 20, 3, 96, 64, 3, 1},
   };
   std::vector<Graph> graphs;
   for (const ConvShapes& shapes : kShapes) graphs.push_back(statistics(shapes));
   for (const auto precision : {passes::Precision::tf32, passes::Precision::bf16, passes::Precision::f32}) {
     testing::expect_nodes_agree(gpu, graphs, precision);
   }
+}
+
+TEST(GpuConv, StridesMatchTheReference) {
+  DIFUSE_NEED_GPU(gpu);
+  constexpr ConvShapes kShapes[] = {
+      {128, 16, 16, 256, 256, 3, 1, 2}, {5, 32, 32, 128, 128, 3, 1, 2}, {5, 17, 21, 72, 136, 3, 1, 2},
+      {3, 20, 13, 40, 64, 3, 0, 2},     {9, 8, 8, 128, 64, 3, 1, 2},    {2, 63, 35, 36, 100, 3, 2, 2},
+  };
+  std::vector<Graph> graphs;
+  for (const ConvShapes& shapes : kShapes) graphs.insert(graphs.end(), {block(shapes), statistics(shapes)});
+  for (const passes::Precision precision : {passes::Precision::tf32, passes::Precision::bf16}) {
+    testing::expect_nodes_agree(gpu, graphs, precision);
+  }
+}
+
+/// Of a stored image, what a norm's gradient sums behind a mask of bytes.
+Graph masked_sums(const ConvShapes& s) {
+  Graph graph(fmt::format("masked_{}x{}_n{}h{}w{}c{}k{}", s.taps, s.taps, s.n, s.h, s.w, s.c, s.k));
+  Builder b(graph);
+  const Value x = b.input("x", {DType::bf16, {s.n, s.h, s.w, s.c}});
+  const Value w = b.input("w", {DType::bf16, {s.k, s.taps, s.taps, s.c}});
+  const Value y = b.cast(b.conv_fprop(x, w, 1, s.pad), DType::bf16);
+  const Value z = b.cast(b.input("z", {DType::bf16, b.shape(y)}), DType::f32);
+  const Value kept = b.cast(b.input("mask", {DType::u8, b.shape(y)}), DType::f32);
+  const Value dz = b.mul(b.mul(b.cast(y, DType::f32), kept), b.sigmoid(z));
+  graph.set_output("y", y);
+  graph.set_output("of_image", b.reduce_sum(dz, {1, 2}));
+  graph.set_output("of_all", b.reduce_sum(b.mul(dz, z), {0, 1, 2}));
+  return graph;
+}
+
+TEST(GpuConv, MaskedSumsMatchTheReference) {
+  DIFUSE_NEED_GPU(gpu);
+  constexpr ConvShapes kShapes[] = {
+      {3, 64, 64, 64, 64, 3, 1},   {3, 32, 32, 128, 128, 3, 1}, {5, 16, 16, 192, 192, 3, 1}, {7, 8, 8, 256, 256, 3, 1},
+      {13, 14, 14, 96, 48, 3, 1},  {5, 7, 7, 72, 208, 3, 1},    {9, 4, 4, 256, 256, 3, 1},   {3, 16, 16, 192, 64, 1, 0},
+      {3, 32, 32, 384, 384, 3, 1}, {3, 20, 9, 64, 40, 3, 1},
+  };
+  std::vector<Graph> graphs;
+  for (const ConvShapes& shapes : kShapes) graphs.push_back(masked_sums(shapes));
+  testing::expect_nodes_agree(gpu, graphs, passes::Precision::bf16);
 }
 
 /// A normalise and a SiLU of an image, of the operands from `first` on: its statistics, or its strips', and a scale and
@@ -195,15 +240,17 @@ TEST(GpuConv, APrologueChangesNoBit) {
 
 TEST(GpuConv, AnImageHasTheSameBitsInEveryBatchAndEveryRun) {
   DIFUSE_NEED_GPU(gpu);
-  for (const passes::Precision precision : {passes::Precision::tf32, passes::Precision::bf16}) {
+  const auto expect_same_bits = [&](passes::Precision precision, const ConvShapes& largest) {
     runtime::CompileSettings settings;
     settings.precision = precision;
     std::vector<float> first;
-    for (const int64_t batch : {1, 2, 5, 33}) {
-      const Graph graph = block({batch, 16, 16, 128, 64, 3, 1});
+    for (const int64_t batch : {int64_t{1}, int64_t{2}, int64_t{5}, largest.n}) {
+      ConvShapes shapes = largest;
+      shapes.n = batch;
+      const Graph graph = block(shapes);
       const auto executor = testing::execute(gpu, runtime::plan_cuda(graph, {}, gpu.spec(), settings));
-      std::vector<float> image(16 * 16 * 64);
-      for (const auto& [name, tensor] : testing::random_leaves(block({33, 16, 16, 128, 64, 3, 1}), ir::Op::input, 1)) {
+      std::vector<float> image(static_cast<size_t>(shapes.h * shapes.w * shapes.k));
+      for (const auto& [name, tensor] : testing::random_leaves(block(largest), ir::Op::input, 1)) {
         ir::Tensor part(graph.type(graph.find_input(name)));
         std::copy_n(tensor.data.begin(), part.data.size(), part.data.begin());
         executor->write_input(name, testing::encode(part));
@@ -214,9 +261,13 @@ TEST(GpuConv, AnImageHasTheSameBitsInEveryBatchAndEveryRun) {
         executor->read_output("y", std::as_writable_bytes(std::span(all)));
         std::copy_n(all.begin(), image.size(), image.begin());
         if (first.empty()) first = image;
-        EXPECT_EQ(image, first) << "batch " << batch << ", step " << step;
+        EXPECT_EQ(image, first) << shapes.h << "x" << shapes.w << ", batch " << batch << ", step " << step;
       }
     }
+  };
+  for (const passes::Precision precision : {passes::Precision::tf32, passes::Precision::bf16}) {
+    expect_same_bits(precision, {33, 16, 16, 128, 64, 3, 1});
+    expect_same_bits(precision, {33, 4, 4, 128, 64, 3, 1});
   }
 }
 

@@ -170,6 +170,9 @@ void shape_rows(Rows& rows) {
   rows.row(Op::repack, "flipped", [](Builder& b) {
     return std::vector{b.repack(b.input("x", f32({4, 3, 3, 6})), ir::WeightLayout::flipped)};
   });
+  rows.row(Op::repack, "flipped_wide", [](Builder& b) {
+    return std::vector{b.repack(b.input("x", f32({18, 1, 2, 20})), ir::WeightLayout::flipped)};
+  });
 }
 
 void reduction_rows(Rows& rows) {

@@ -14,6 +14,8 @@
 //
 // 16-bit operands: products are exact and summed in fp32, softmax is fp32; the weights (probabilities, and the scores'
 // gradients) are rounded to the operands' type for the second product.
+// Operands rounded to tf32: the same, but for the weights, which keep their bits: each is multiplied as the sum of two
+// tf32 numbers.
 // 32-bit operands: both products are chains of fused multiply-adds in fp32 proper, since the tensor cores cut their
 // sums off. A thread holds the same results; the weights of its rows' other columns come from its neighbours.
 //
@@ -23,6 +25,15 @@
 #include "codegen/cuda/device/vector.cuh"
 
 namespace attention {
+
+/// A float that was rounded to tf32.
+struct tf32 {
+  float x;
+};
+template <class T>
+inline constexpr bool is_chain = false;  ///< Products are chains of multiply-adds.
+template <>
+inline constexpr bool is_chain<float> = true;
 
 /// One head's problem. `Source` is how q, k and v are stored, `Gradient` the result's gradient; they are multiplied as
 /// `Element`. Copies to shared memory take so many elements at once; 0: one, converted.
@@ -153,6 +164,11 @@ __device__ __forceinline__ void add_product(bf16, float (&d)[4], const unsigned 
 __device__ __forceinline__ void add_product(f16, float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
   mma_f16(d, a, b);
 }
+__device__ __forceinline__ void add_product(tf32, float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  const float rows[4] = {__uint_as_float(a[0]), __uint_as_float(a[1]), __uint_as_float(a[2]), __uint_as_float(a[3])};
+  const float columns[2] = {__uint_as_float(b[0]), __uint_as_float(b[1])};
+  mma_tf32(d, rows, columns);
+}
 __device__ __forceinline__ unsigned pack(bf16, float low, float high) { return pack_bf16(low, high); }
 __device__ __forceinline__ unsigned pack(f16, float low, float high) { return pack_f16(low, high); }
 
@@ -163,12 +179,13 @@ __device__ __forceinline__ void add_row_products(Sums<m, n>& sums, const unsigne
   static_assert(n % 2 == 0 && A::columns == B::columns);
   constexpr int depth = A::columns;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  if constexpr (sizeof(T) == 2) {
+  if constexpr (!is_chain<T>) {
+    constexpr int chunk = 16 / static_cast<int>(sizeof(T));  // Of a row; two of them are an instruction's depth.
     const int matrix = lane / 8, at = lane % 8;
-    const unsigned char* const lane_a = a + A::offset(lane % 16, lane / 16 * 8);
-    const unsigned char* const lane_b = b + B::offset(matrix / 2 * 8 + at, matrix % 2 * 8);
+    const unsigned char* const lane_a = a + A::offset(lane % 16, lane / 16 * chunk);
+    const unsigned char* const lane_b = b + B::offset(matrix / 2 * 8 + at, matrix % 2 * chunk);
 #pragma unroll
-    for (int k = 0; k < depth; k += 16) {
+    for (int k = 0; k < depth; k += 2 * chunk) {
       unsigned rows[m][4];
 #pragma unroll
       for (int i = 0; i < m; ++i) ldmatrix_x4(rows[i], lane_a + A::offset(i * 16, k));
@@ -237,6 +254,33 @@ __device__ __forceinline__ void add_weighted_rows(Sums<m, n>& sums, const Sums<m
         for (int i = 0; i < m; ++i) {
           add_product(T{}, sums[i][j], rows[i], first);
           add_product(T{}, sums[i][j + 1], rows[i], second);
+        }
+      }
+    }
+  } else if constexpr (!is_chain<T>) {
+    // A thread's weights of a row are neighbours: the instruction gets the even columns of eight before the odd ones.
+    const unsigned char* const lane_b = b + B::offset(lane % 4 * 2, lane / 4);
+#pragma unroll
+    for (int s = 0; s < k; ++s) {
+      float high[m][4], low[m][4];
+#pragma unroll
+      for (int i = 0; i < m; ++i) {
+#pragma unroll
+        for (int w = 0; w < 4; ++w) {
+          const float weight = weights[i][s][w % 2 * 2 + w / 2];
+          high[i][w] = __uint_as_float(__float_as_uint(weight) & 0xffffe000u);
+          low[i][w] = weight - high[i][w];
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < n; ++j) {
+        float rows[2];
+#pragma unroll
+        for (int e = 0; e < 2; ++e) rows[e] = *reinterpret_cast<const float*>(lane_b + B::offset(s * 8 + e, j * 8));
+#pragma unroll
+        for (int i = 0; i < m; ++i) {
+          mma_tf32(sums[i][j], low[i], rows);
+          mma_tf32(sums[i][j], high[i], rows);
         }
       }
     }

@@ -19,11 +19,14 @@ class Transformer {
   }
 
   /// `channels_at(image, channel, made)`: what eight channels from `channel` on have in common in an image, `made` its
-  /// statistics, where there are some. `finish(image, made)`, by all threads, makes them; `store(image, made)` stores
-  /// them for others, once for each image. `transformed(channels, raw)`: of eight elements.
-  template <class ChannelsAt, class Transformed, class... Finish>
-  __device__ __forceinline__ void transform(const Works& works, int images, const ChannelsAt& channels_at,
-                                            const Transformed& transformed, const Finish&... finish) {
+  /// statistics, where there are some. `finish(image, made, meet)`, by all threads, who may `meet()` in it, makes them;
+  /// `store(image, made)` stores them for others, once for each image. `transformed(channels, raw...)`: of eight
+  /// elements of the image and, where there is one, of `other` (prologue.cuh). `sums`: where to put the transformed
+  /// image's sums over each strip (ir/strips.h), [image, strip, channel]; null where nobody wants them.
+  template <class Other, class ChannelsAt, class Transformed, class... Finish>
+  __device__ __forceinline__ void transform(const Works& works, int images, const Other& other, float* sums,
+                                            const ChannelsAt& channels_at, const Transformed& transformed,
+                                            const Finish&... finish) {
     // Copies of a set of tiles may be an odd number.
     int i = number_;
 #pragma unroll 1
@@ -43,10 +46,14 @@ class Transformer {
             if (image == 0) wait();
             if (at.image + image >= images) break;
             Window::transform(shared_.halo(halo_.slot), image * Window::pixels, at.y - Problem::pad,
-                              at.x - Problem::pad, [&](const auto& raw) { return transformed(channels, raw); });
+                              at.x - Problem::pad, other.from((at.image + image) * Window::image_pixels, channel),
+                              [&](const auto&... raw) { return transformed(channels, raw...); });
           }
         } else {
           wait();
+        }
+        if constexpr (Problem::has_image_sums) {
+          if (at.output == 0 && copy.number < Problem::chunks) add_strips(at, copy.number * 64, images, sums);
         }
         fence_shared_for_engines();
         __syncwarp();
@@ -62,15 +69,54 @@ class Transformer {
   static constexpr int kBorder = Problem::filter - 1, kLost = kBorder - 2 * Problem::pad;  ///< By the result.
   using Window = prologue::Window<Tile::rows + kBorder, 8 + kBorder, Problem::height + kLost, Problem::width + kLost>;
   static_assert(!L::is_line);
+  static_assert(!Problem::has_image_sums || kLost == 0, "a tile has the image's pixels that its result's are");
   // A slot's copies all have the same transformer: it tells one from the next by parity.
   static_assert(Tile::halo_slots % L::transformers == 0);
 
   __device__ __forceinline__ void wait() { barrier_wait(shared_.halo_full(halo_.slot), halo_.parity); }
 
+  /// Sums over the strips of a tile, of 64 channels from `first` on: down each of a strip's eight columns, which
+  /// neighbouring lanes have, then over the columns. What is outside the image is zero.
+  __device__ __forceinline__ void add_strips(const Origin& at, int first, int images, float* sums) const {
+    constexpr int kRows = 16, kAcross = (Problem::width + 7) / 8;
+    constexpr int kStrips = kAcross * ((Problem::height + kRows - 1) / kRows);
+    constexpr int kTall = Tile::rows < kRows ? Tile::rows : kRows;
+    static_assert(Tile::rows % kRows == 0 || Tile::rows >= Problem::height, "a tile is whole strips");
+    const int lane = static_cast<int>(threadIdx.x % 128u), column = lane % 8, channel = lane / 8 * 4;
+    named_barrier_sync(kFinish + number_, L::warpgroup);  // All is transformed.
+#pragma unroll 1
+    for (int strip = 0; strip < Tile::images * ((Tile::rows + kRows - 1) / kRows); ++strip) {
+      constexpr int kInTile = (Tile::rows + kRows - 1) / kRows;
+      const int image = strip / kInTile, top = strip % kInTile * kRows, y = at.y + top;
+      int pixel = image * Window::pixels + (top + Problem::pad) * (8 + kBorder) + column + Problem::pad;
+      Run<float, 4> sum = {};
+#pragma unroll 4
+      for (int row = 0; row < kTall; ++row, pixel += 8 + kBorder) {
+        const unsigned char* const from =
+            shared_.halo(halo_.slot) + pixel * 128 + ((channel / 8 ^ pixel % 8) << 4) + channel % 8 * 2;
+        const auto pairs = *reinterpret_cast<const Run<unsigned, 2>*>(from);
+#pragma unroll
+        for (int l = 0; l < 2; ++l) {
+          sum[2 * l] += __uint_as_float(pairs[l] << 16);
+          sum[2 * l + 1] += __uint_as_float(pairs[l] & 0xffff0000u);
+        }
+      }
+#pragma unroll
+      for (int l = 0; l < 4; ++l) {
+#pragma unroll
+        for (int step = 1; step < 8; step *= 2) sum[l] += __shfl_xor_sync(0xffffffffu, sum[l], step);
+      }
+      const bool is_inside = at.image + image < images && y < Problem::height && at.x < Problem::width;
+      if (column != 0 || !is_inside || first + channel >= Problem::inputs) continue;
+      const int place = (at.image + image) * kStrips + y / kRows * kAcross + at.x / 8;
+      store_run<4>(sums + place * Problem::inputs + first + channel, sum);
+    }
+  }
+
   /// The statistics of image number `image` of a tile, which this transformer made.
   __device__ __forceinline__ float* made(int image) const {
     return reinterpret_cast<float*>(shared_.start + L::statistics_at) +
-           (number_ * Tile::images + image) * L::statistics;
+           (number_ * Tile::images + image) * Problem::statistics;
   }
   /// Those of the tile's images, where they are not there yet. The tile at an image's corner sees to what others read.
   template <class Finish, class Store>
@@ -82,7 +128,9 @@ class Transformer {
     const int end = min(Tile::images, images - at.image);
     named_barrier_sync(kFinish + number_, L::warpgroup);  // The last ones have been read.
 #pragma unroll 1
-    for (int image = 0; image < end; ++image) finish(at.image + image, made(image));
+    for (int image = 0; image < end; ++image) {
+      finish(at.image + image, made(image), [&] { named_barrier_sync(kFinish + number_, L::warpgroup); });
+    }
     named_barrier_sync(kFinish + number_, L::warpgroup);
     if (!is_corner) return;
 #pragma unroll 1

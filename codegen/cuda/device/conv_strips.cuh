@@ -1,6 +1,6 @@
 // Sums and statistics (moments.cuh) of an image's strips, from the tile that a consumer of conv_wgmma.cuh has in
 // registers: a thread has two neighbouring columns of pixels, and four threads that follow each other have a strip's
-// eight. Sums run down each column, then over the columns as moments::tree has it.
+// eight, or those of several images abreast. Sums run down each column, then over the columns as moments::tree has it.
 #pragma once
 #include "codegen/cuda/device/conv_wgmma.cuh"
 #include "codegen/cuda/device/moments.cuh"
@@ -28,11 +28,12 @@ struct Strips {
     const int wide = Problem::width % columns == 0 ? columns : min(Problem::width - left(consumer), columns);
     return tall * wide;
   }
-  /// What the columns of the strip sum to.
+  /// What the columns of the strip sum to. Of images abreast each has fewer: adding no more zeros changes no bit.
   __device__ __forceinline__ static float sum(float first, float second) {
     float sum = first + second;
-    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-    return sum + __shfl_xor_sync(0xffffffffu, sum, 2);
+    if constexpr (Tile::width > 2) sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+    if constexpr (Tile::width > 4) sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+    return sum;
   }
   /// To [image, strip, channel], `images` of them.
   __device__ __forceinline__ static void store(const Consumer& consumer, int image, int half, int top, float value,

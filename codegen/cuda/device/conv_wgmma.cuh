@@ -1,5 +1,5 @@
-// Convolutions of stride 1 on Hopper: images [n, y, x, c], filters [k, r, s, c] in bf16, or in f32 that was rounded to
-// tf32; sums in fp32.
+// Convolutions on Hopper: images [n, y, x, c], filters [k, r, s, c] in bf16, or in f32 that was rounded to tf32; sums in
+// fp32.
 //
 // As a matrix product: rows are 64 output channels (the filter), columns are pixels (the image), and the sum runs over
 // the chunks of 64 input channels (32 in f32: 128 bytes of a pixel), over the taps (r, s) of the filter, and over the
@@ -8,6 +8,15 @@
 // pixels that tap (r, s) meets are those of the halo from pixel (r, s) on, so the tap's matrix is the same shared
 // memory, described from 10 r + s rows further on. What lies outside the image the copy engine fills with zeros, which
 // is the border.
+//
+// Images of 4 or 2 pixels' width lie side by side, `abreast` of them, in the 8 columns of a tile, and a row of all of
+// its images follows the row above. From one tap to the next such a row's pixels are no longer neighbours. So the halo
+// is loaded once for each column of taps, that much further on and no wider than the image: the pixels that tap (r, s)
+// meets are those of copy s from row r on, and all of the tile's in one piece.
+//
+// With a stride of two a tile's neighbours in a row meet every second pixel. So the halo is two boxes, its even columns
+// and its odd ones; rows of all are there, and every second one is described. Of images abreast, where that would be
+// several of them, even and odd rows are boxes of their own.
 //
 // A block is a producer and one to three consumers. The producer only starts copies: halos and taps of the filter into
 // two rings of slots. The consumers, warpgroups of 128 threads, multiply, each into a tile of its own, add what follows
@@ -19,7 +28,8 @@
 // those of the convolution's tile, while the consumer still multiplies; the result leaves from the same slot. Without
 // an operand it leaves from that of the last halo. The 64 channels of a result in f32 are two parts, each 128 bytes of
 // a pixel and in a slot of its own, as an operand's are. Without an operand the second part's slot comes from the ring
-// likewise, but nothing is copied to it.
+// likewise, but nothing is copied to it. Beside the operand there may be another of bytes, a mask: its tile, 64 bytes of
+// a pixel, comes with the operand's and lies behind it.
 //
 // Where all taps of the filter fit into shared memory, they are loaded once per block, and the consumers take turns:
 // one multiplies while the others store their tiles. Elsewhere all consumers meet each tap while it passes through the
@@ -50,33 +60,41 @@ namespace conv {
 /// images of one pixel. `is_turned`: the filter lies in memory as [inputs, filter, filter, outputs], its last tap being
 /// the first that is met. `reads_operand`: what follows the convolution does. `has_prologue`: something comes before
 /// it. `first_inputs`: where there are two images, one behind the other in each pixel, the channels of the first, a
-/// multiple of a chunk's. `has_finish`: the transformers make images' statistics, two numbers a channel. `Element`:
-/// bf16 or f32, of the image, the filter, the operand and the result.
+/// multiple of a chunk's. `statistics`: numbers that the transformers make of each image before. `has_image_sums`: they
+/// sum what the prologue makes. `Element`: bf16 or f32, of the image, the filter, the operand and the result. `stride`:
+/// 1 or 2. `reads_mask`: what follows the convolution reads a mask beside the operand.
 template <int height_, int width_, int inputs_, int outputs_, int filter_, int pad_, bool is_turned_ = false,
           bool reads_operand_ = false, bool has_prologue_ = false, int first_inputs_ = inputs_,
-          bool has_finish_ = false, class Element_ = bf16>
+          int statistics_ = 0, bool has_image_sums_ = false, class Element_ = bf16, int stride_ = 1,
+          bool reads_mask_ = false>
 struct Problem {
   using Element = Element_;
   static constexpr int chunk = 128 / static_cast<int>(sizeof(Element));  ///< Channels.
   static constexpr int parts = 64 / chunk;                               ///< Of a result's 64 channels.
   static constexpr int height = height_, width = width_, inputs = inputs_, outputs = outputs_, filter = filter_;
-  static constexpr int pad = pad_, taps = filter * filter, chunks = (inputs + chunk - 1) / chunk;
-  static constexpr bool is_turned = is_turned_, reads_operand = reads_operand_;
+  static constexpr int pad = pad_, stride = stride_, taps = filter * filter, chunks = (inputs + chunk - 1) / chunk;
+  static constexpr bool is_turned = is_turned_, reads_operand = reads_operand_, reads_mask = reads_mask_;
   static constexpr bool has_prologue = has_prologue_;
-  static constexpr bool has_finish = has_finish_;
+  static constexpr int statistics = statistics_;
+  static constexpr bool has_finish = statistics > 0, has_image_sums = has_image_sums_;
   static constexpr int first_inputs = first_inputs_;
   static_assert(first_inputs == inputs || first_inputs % chunk == 0);
-  static_assert(sizeof(Element) == 2 || (!is_turned && !has_prologue));
+  static_assert(sizeof(Element) == 2 || (!is_turned && !has_prologue && !reads_mask));
+  static_assert(stride == 1 || (!is_turned && !has_prologue));
+  static_assert(reads_operand || !reads_mask);
 };
 
 /// `blocks`: of a processor at once. With several, one multiplies while another begins or ends, and the next kernel may
-/// begin before this one has ended. `shares_halo`: the consumers have one tile of pixels, not a tile each.
+/// begin before this one has ended. `shares_halo`: the consumers have one tile of pixels, not a tile each. `abreast`:
+/// images side by side, 1, 2 or 4, in place of each of `images`. `transformers`: warpgroups, where there is a prologue.
 template <int rows_, int images_, int halo_slots_, int tap_slots_, int blocks_ = 1, int consumers_ = 2,
-          bool shares_halo_ = false>
+          bool shares_halo_ = false, int abreast_ = 1, int transformers_ = 0>
 struct Tile {
+  static constexpr int transformers = transformers_;
   static constexpr int rows = rows_, images = images_, halo_slots = halo_slots_, tap_slots = tap_slots_;
   static constexpr int blocks = blocks_, consumers = consumers_;
   static constexpr bool shares_halo = shares_halo_;
+  static constexpr int abreast = abreast_, width = 8 / abreast;  ///< Of an image's part.
 };
 
 template <class Problem_, class Tile_>
@@ -94,36 +112,53 @@ struct Layout {
   /// them. Beside transformers, who want as many, it is a warp.
   static constexpr bool shares_registers = Tile::blocks == 1 && consumers > 1 && !Problem::has_prologue;
   /// Two warpgroups of transformers work on halos in turns, so that one's loads are hidden by the other's arithmetic.
-  /// Beside three consumers there is room for one.
-  static constexpr int transformers = Problem::has_prologue ? (Tile::blocks == 1 && consumers < 3 ? 2 : 1) : 0;
+  /// Beside three consumers there is room for one, as there is beside one that holds a lot.
+  static constexpr int transformers = Tile::transformers;
+  static_assert((transformers > 0) == Problem::has_prologue);
   static constexpr int producer_thread = (consumers + transformers) * warpgroup;
   static constexpr int threads = producer_thread + (shares_registers ? warpgroup : 32);
   static constexpr int pixels = 8 * Tile::rows * Tile::images;  ///< Of a consumer's tile.
-  static constexpr int tiles_x = (Problem::width + 7) / 8, tiles_y = (Problem::height + Tile::rows - 1) / Tile::rows;
+  static constexpr int tiles_x = (Problem::width + Tile::width - 1) / Tile::width;
+  static constexpr int tiles_y = (Problem::height + Tile::rows - 1) / Tile::rows;
   static constexpr int work_outputs = 64 * readers;
   static constexpr int output_tiles = (Problem::outputs + work_outputs - 1) / work_outputs;
 
   static constexpr int pixel_bytes = 128;  ///< A chunk of channels.
-  static constexpr int halo_pitch = (8 + Problem::filter - 1) * pixel_bytes;
-  static constexpr int halo_image = (Tile::rows + Problem::filter - 1) * halo_pitch;
-  static constexpr int halo_bytes = Tile::images * halo_image, halo_slot = (halo_bytes + 1023) / 1024 * 1024;
+  static constexpr bool is_dense = Tile::abreast > 1;  ///< The pixels that a tap meets are one piece.
+  static constexpr int products = is_dense ? 1 : Tile::images;  ///< Instructions for all pixels of a tile.
+  /// Boxes of a halo.
+  static constexpr int boxes = (is_dense ? Problem::filter : 1) * Problem::stride;
+  static constexpr int border = (Problem::filter - 1) / Problem::stride;  ///< Of what has every second pixel.
+  static constexpr int box_rows =
+      is_dense ? Tile::rows + border : (Tile::rows - 1) * Problem::stride + Problem::filter;
+  /// From a row of a box to the next, from an image to the next, which images abreast have in a row, and of a box.
+  static constexpr int halo_pitch = (is_dense ? 8 * Tile::images : 8 + border) * pixel_bytes;
+  static constexpr int halo_image = box_rows * halo_pitch, box_bytes = (is_dense ? 1 : Tile::images) * halo_image;
+  static constexpr int box_pitch = (box_bytes + 1023) / 1024 * 1024;  ///< From a box to the next.
+  static constexpr int halo_bytes = boxes * box_bytes;
+  /// A tile lies as rows of 8 pixels: so many on is an image's next row, and the same row of the next image.
+  static constexpr int row_step = is_dense ? Tile::images : 1, image_step = is_dense ? 1 : Tile::rows;
   static constexpr int own_tap_bytes = 64 * pixel_bytes;  ///< Of a consumer.
   static constexpr int tap_bytes = readers * own_tap_bytes, tile_bytes = pixels * pixel_bytes;
   static constexpr bool is_resident = Tile::tap_slots == Problem::chunks * Problem::taps;
   static constexpr bool passes_operand = Problem::reads_operand && !Tile::shares_halo;  ///< Through the ring of halos.
+  static constexpr int mask_pitch = 64, mask_bytes = Problem::reads_mask ? pixels * mask_pitch : 0;
+  static constexpr int operand_bytes = tile_bytes + mask_bytes;
+  static constexpr int halo_slot =
+      ((passes_operand && operand_bytes > boxes * box_pitch ? operand_bytes : boxes * box_pitch) + 1023) / 1024 * 1024;
   /// Slots that a tile takes from the ring of halos for what is no halo: parts of the operand, or of the result.
   static constexpr int more_slots = Tile::shares_halo ? 0 : Problem::parts - (Problem::reads_operand ? 0 : 1);
   static constexpr int copies = Problem::chunks + more_slots;  ///< Of a tile, to its slots.
   static_assert(Problem::parts == 1 || !Tile::shares_halo);
+  static_assert(!is_dense || (!is_line && !Problem::has_prologue));
 
   static constexpr int taps_at = Tile::halo_slots * halo_slot, results_at = taps_at + Tile::tap_slots * tap_bytes;
-  static constexpr int barriers_at = results_at + (Tile::shares_halo ? consumers * tile_bytes : 0);
+  static constexpr int barriers_at = results_at + (Tile::shares_halo ? consumers * operand_bytes : 0);
   static constexpr int halo_barriers = (Problem::has_prologue ? 3 : 2) * Tile::halo_slots;
   static constexpr int operand_barriers = Problem::reads_operand && Tile::shares_halo ? consumers : 0;
   static constexpr int barriers = halo_barriers + 2 * Tile::tap_slots + operand_barriers;
   static constexpr int statistics_at = (barriers_at + barriers * 8 + 15) / 16 * 16;
-  static constexpr int statistics = Problem::has_finish ? 2 * Problem::inputs : 0;  ///< Of an image.
-  static constexpr int bytes = statistics_at + transformers * Tile::images * statistics * 4;
+  static constexpr int bytes = statistics_at + transformers * Tile::images * Problem::statistics * 4;
 
   // A consumer gives a halo or a tap back when it has begun with the next one.
   static constexpr int least_halo_slots =
@@ -147,9 +182,39 @@ __device__ __forceinline__ Origin origin_of(int work, int consumer) {
     return {output, 0, 0, tile * L::pixels};
   } else {
     const int line = quotient<L::tiles_x>(tile);
-    return {output, quotient<L::tiles_y>(line) * L::Tile::images, remainder_of<L::tiles_y>(line) * L::Tile::rows,
-            remainder_of<L::tiles_x>(tile) * 8};
+    return {output, quotient<L::tiles_y>(line) * (L::Tile::images * L::Tile::abreast),
+            remainder_of<L::tiles_y>(line) * L::Tile::rows, remainder_of<L::tiles_x>(tile) * L::Tile::width};
   }
+}
+
+/// Where box `i` of a halo begins in it.
+struct Box {
+  int x, y;
+};
+template <class L>
+__device__ __forceinline__ Box box_of(int i) {
+  constexpr int stride = L::Problem::stride;
+  return L::is_dense ? Box{i / stride, i % stride} : Box{i, 0};
+}
+/// Where in the halo is what tap (r, s) meets of the tile's first pixel, in bytes.
+template <class L>
+__device__ __forceinline__ int tap_at(int r, int s) {
+  constexpr int stride = L::Problem::stride;
+  if constexpr (L::is_dense) return (s * stride + r % stride) * L::box_pitch + r / stride * L::halo_pitch;
+  return s % stride * L::box_pitch + r * L::halo_pitch + s / stride * L::pixel_bytes;
+}
+
+/// Coordinates in a tensor map, behind the channel. A box of images abreast holds row after row of them all.
+struct Place {
+  int first, second, third;
+};
+template <class L>
+__device__ __forceinline__ Place place_of(int x, int y, int image) {
+  return {x, L::is_dense ? image : y, L::is_dense ? y : image};
+}
+template <class L>
+__device__ __forceinline__ Place place_of(const Origin& at) {
+  return place_of<L>(at.x, at.y, at.image);
 }
 
 /// A block's works: every so-manieth from the first one on.
@@ -179,7 +244,7 @@ struct Shared {
   __device__ __forceinline__ unsigned char* tap(int slot) const { return start + L::taps_at + slot * L::tap_bytes; }
   /// A consumer's own slot, where they share halos.
   __device__ __forceinline__ unsigned char* result(int consumer) const {
-    return start + L::results_at + consumer * L::tile_bytes;
+    return start + L::results_at + consumer * L::operand_bytes;
   }
   __device__ __forceinline__ Barrier* halo_full(int slot) const { return barriers() + slot; }
   __device__ __forceinline__ Barrier* halo_empty(int slot) const { return barriers() + L::Tile::halo_slots + slot; }
@@ -257,10 +322,11 @@ class Producer {
   using Problem = typename L::Problem;
   using Tile = typename L::Tile;
 
-  /// `operand`, and `second`, the other image: null where there is none.
+  /// `operand`, `second`, the other image, and `mask`: null where there is none.
   __device__ __forceinline__ Producer(unsigned char* shared, const TensorMap& image, const TensorMap& filter,
-                                      const TensorMap* operand = nullptr, const TensorMap* second = nullptr)
-      : shared_{shared}, image_(image), filter_(filter), operand_(operand), second_(second) {}
+                                      const TensorMap* operand = nullptr, const TensorMap* second = nullptr,
+                                      const TensorMap* mask = nullptr)
+      : shared_{shared}, image_(image), filter_(filter), operand_(operand), second_(second), mask_(mask) {}
 
   /// The first taps, as many as there is room for. Another producer then goes on.
   __device__ __forceinline__ void begin(const Works& works) {
@@ -307,10 +373,12 @@ class Producer {
     if constexpr (L::passes_operand) {
       for (int i = 0; i < L::consumers; ++i) {
         const Origin at = origin_of<L>(work, i);
+        const Place place = place_of<L>(at);
 #pragma unroll
         for (int part = 0; part < Problem::parts; ++part) {
-          tensor_prefetch(*operand_, at.output + part * Problem::chunk, at.x, at.y, at.image);
+          tensor_prefetch(*operand_, at.output + part * Problem::chunk, place.first, place.second, place.third);
         }
+        if constexpr (Problem::reads_mask) tensor_prefetch(*mask_, at.output, place.first, place.second, place.third);
       }
     }
   }
@@ -320,16 +388,27 @@ class Producer {
     Barrier* full = shared_.halo_full(halo_.slot);
     if (L::passes_operand && copy >= Problem::chunks) {
       const int part = Problem::parts == 1 ? 0 : copy - Problem::chunks;
-      barrier_arrive_expecting(full, L::tile_bytes);
-      tensor_load(shared_.halo(halo_.slot), *operand_, full, at.output + part * Problem::chunk, at.x, at.y, at.image);
+      const Place place = place_of<L>(at);
+      barrier_arrive_expecting(full, L::operand_bytes);
+      unsigned char* const to = shared_.halo(halo_.slot);
+      tensor_load(to, *operand_, full, at.output + part * Problem::chunk, place.first, place.second, place.third);
+      if constexpr (Problem::reads_mask) {
+        tensor_load(to + L::tile_bytes, *mask_, full, at.output, place.first, place.second, place.third);
+      }
     } else if (L::more_slots > 0 && copy >= Problem::chunks) {
       barrier_arrive(full);
     } else {
       barrier_arrive_expecting(full, L::halo_bytes);
       const int channel = copy * Problem::chunk;
       const bool is_first = Problem::first_inputs == Problem::inputs || channel < Problem::first_inputs;
-      tensor_load(shared_.halo(halo_.slot), is_first ? image_ : *second_, full,
-                  channel - (is_first ? 0 : Problem::first_inputs), at.x - Problem::pad, at.y - Problem::pad, at.image);
+#pragma unroll
+      for (int i = 0; i < L::boxes; ++i) {
+        const Box box = box_of<L>(i);
+        const Place place = place_of<L>(at.x * Problem::stride - Problem::pad + box.x,
+                                        at.y * Problem::stride - Problem::pad + box.y, at.image);
+        tensor_load(shared_.halo(halo_.slot) + i * L::box_pitch, is_first ? image_ : *second_, full,
+                    channel - (is_first ? 0 : Problem::first_inputs), place.first, place.second, place.third);
+      }
     }
     halo_.advance();
   }
@@ -365,6 +444,7 @@ class Producer {
   const TensorMap& filter_;
   const TensorMap* const operand_;
   const TensorMap* const second_;
+  const TensorMap* const mask_;
   RingPlace<Tile::halo_slots> halo_;
   RingPlace<Tile::tap_slots> tap_;
   int begun_ = 0;  ///< Taps that `begin` has loaded and `produce` has not come to.
@@ -376,8 +456,6 @@ class Consumer {
  public:
   using Problem = typename L::Problem;
   using Tile = typename L::Tile;
-  static constexpr int sums = Tile::rows * 8 / 2;  ///< Of a thread, in one image of the tile.
-  static constexpr int lanes = sums / 2;           ///< Of them, those of one output channel.
 
   __device__ __forceinline__ explicit Consumer(unsigned char* shared)
       : shared_{shared}, number_(static_cast<int>(threadIdx.x) / L::warpgroup) {
@@ -387,13 +465,17 @@ class Consumer {
 
   /// The next tile: what it reads of other tensors may be fetched before it multiplies.
   __device__ __forceinline__ void start(int work) { origin_ = origin_of<L>(work, number_); }
-  /// Where halos are shared: the tile's operand, once its slot is free.
-  __device__ __forceinline__ void fetch_operand(const TensorMap& operand) {
+  /// Where halos are shared: the tile's operand, and its mask, once their slot is free.
+  __device__ __forceinline__ void fetch_operand(const TensorMap& operand, const TensorMap* mask = nullptr) {
     if (threadIdx.x % L::warpgroup != 0) return;
     tensor_store_wait_read<0>();
     Barrier* full = shared_.operand_full(number_);
-    barrier_arrive_expecting(full, L::tile_bytes);
-    tensor_load(result_slot(0), operand, full, origin_.output, origin_.x, origin_.y, origin_.image);
+    const Place place = place_of<L>(origin_);
+    barrier_arrive_expecting(full, L::operand_bytes);
+    tensor_load(result_slot(0), operand, full, origin_.output, place.first, place.second, place.third);
+    if constexpr (Problem::reads_mask) {
+      tensor_load(result_slot(0) + L::tile_bytes, *mask, full, origin_.output, place.first, place.second, place.third);
+    }
   }
 
   /// The tile's convolution, before anything is added; and the operand has come, and all of the result has its slots.
@@ -401,13 +483,13 @@ class Consumer {
     if constexpr (takes_turns) named_barrier_sync(kTurn + number_, 2 * L::warpgroup);
     if constexpr (L::is_resident) tap_ = {};
 #pragma unroll
-    for (int image = 0; image < Tile::images; ++image) {
+    for (auto& sums : sums_) {
       if constexpr (starts_afresh) {
-        multiply_fresh_registers(sums_[image]);
+        multiply_fresh_registers(sums);
       } else {
 #pragma unroll
-        for (int i = 0; i < sums; ++i) sums_[image][i] = 0.0f;
-        multiply_registers(sums_[image]);
+        for (float& sum : sums) sum = 0.0f;
+        multiply_registers(sums);
       }
     }
     constexpr int rest = Problem::inputs % Problem::chunk, whole = Problem::inputs / Problem::chunk;
@@ -429,7 +511,7 @@ class Consumer {
     }
     multiply_wait<0>();
 #pragma unroll
-    for (int image = 0; image < Tile::images; ++image) multiply_registers(sums_[image]);
+    for (auto& sums : sums_) multiply_registers(sums);
     if (!L::is_resident) arrive(shared_.tap_empty(last_tap_));
     if constexpr (L::passes_operand || Tile::shares_halo) {
       give_back(last_halo_);
@@ -473,44 +555,52 @@ class Consumer {
     } else {
       // Four matrices of 8 pixels x 8 channels: this lane addresses a pixel of the first or second row, and the first
       // or second 8 of the warp's 16 channels.
-      const int pixel = this_lane() / 16 * 8 + this_lane() % 8, chunk = warp() * 2 + this_lane() / 8 % 2;
+      const int pixel = this_lane() / 16 * 8 * L::row_step + this_lane() % 8;
+      const int chunk = warp() * 2 + this_lane() / 8 % 2;
       staged_ = result_slot(0) + pixel * L::pixel_bytes + ((chunk ^ pixel % 8) << 4);
     }
-    if constexpr (Problem::reads_operand) load_operand(0);
+    if constexpr (Problem::reads_mask) {
+      // Of 64 bytes of a pixel a warp has 16: two pixels are 128 bytes, whose chunks are exchanged like four pairs'.
+      const int pair = this_lane() % 4;
+      mask_ = shared_address(result_slot(0)) + L::tile_bytes + pair * 2 * L::mask_pitch + ((warp() ^ pair) << 4) +
+              this_lane() / 4;
+    }
+    if constexpr (Problem::reads_operand) load_operand(0, 0);
   }
   /// The operand of these rows and those after them: by the time that they are wanted they have come.
   __device__ __forceinline__ void read_operand(int image, int row) {
-    const int next = step(image, row) + 1;
-    if (next < Tile::images * Tile::rows / 2) load_operand(next);
+    const bool is_last = row + 2 >= Tile::rows;
+    if (!is_last || image + 1 < Tile::images) load_operand(is_last ? image + 1 : image, is_last ? 0 : row + 2);
   }
   /// The sums of these rows to bf16, two at a time.
   __device__ __forceinline__ void round_rows(int image, int row) {
 #pragma unroll
-    for (int i = row * 4; i < row * 4 + 8; i += 2) {
-      const unsigned packed = pack_bf16(sums_[image][i], sums_[image][i + 1]);
-      sums_[image][i] = __uint_as_float(packed << 16);
-      sums_[image][i + 1] = __uint_as_float(packed & 0xffff0000u);
+    for (int i = 0; i < 4; ++i) {
+      float* const pair = sums_of(image, row + i / 2) + i % 2 * 2;
+      const unsigned packed = pack_bf16(pair[0], pair[1]);
+      pair[0] = __uint_as_float(packed << 16);
+      pair[1] = __uint_as_float(packed & 0xffff0000u);
     }
   }
   /// The sums of these rows as elements to the result's slots: a dead halo's, the operand's or the consumer's own.
   __device__ __forceinline__ void stage_rows(int image, int row) {
-    const float* from = &sums_[image][row * 4];
+    const float *const upper = sums_of(image, row), *const lower = sums_of(image, row + 1);
     if constexpr (Problem::parts == 2) {
 #pragma unroll
-      for (int i = 0; i < 8; ++i) slot_store(float_at(step(image, row), i), from[i]);
+      for (int i = 0; i < 8; ++i) slot_store(float_at(image, row, i), i < 4 ? upper[i] : lower[i - 4]);
     } else {
-      stmatrix_x4_trans(staged_ + step(image, row) * kStepBytes, pack_bf16(from[0], from[1]),
-                        pack_bf16(from[2], from[3]), pack_bf16(from[4], from[5]), pack_bf16(from[6], from[7]));
+      stmatrix_x4_trans(staged_ + row_at(image, row), pack_bf16(upper[0], upper[1]), pack_bf16(upper[2], upper[3]),
+                        pack_bf16(lower[0], lower[1]), pack_bf16(lower[2], lower[3]));
     }
   }
 
   // What a thread holds, number (image, half, lane): the output channel is channel(half), the pixel x(lane) of row
   // y(lane) of image(image). (A line of pixels has neither rows nor images.)
   __device__ __forceinline__ float& sum(int image, int half, int lane) {
-    return sums_[image][lane / 2 * 4 + half * 2 + lane % 2];
+    return sums_of(image, lane / 2)[half * 2 + lane % 2];
   }
   __device__ __forceinline__ float operand(int image, int half, int lane) const {
-    const auto& rows = operand_[step(image, lane / 2) % 2];
+    const auto& rows = operand_[buffer(image, lane / 2)];
     if constexpr (Problem::parts == 2) {
       return __uint_as_float(rows[lane / 2 % 2 * 4 + half * 2 + lane % 2]);
     } else {
@@ -518,22 +608,29 @@ class Consumer {
       return __uint_as_float(lane % 2 == 0 ? pair << 16 : pair & 0xffff0000u);
     }
   }
+  __device__ __forceinline__ unsigned mask(int image, int half, int lane) const {
+    const int pixel = group(image, lane / 2) * 8 + lane % 2;
+    return slot_load_byte(mask_ + pixel * L::mask_pitch + half * 8);
+  }
   __device__ __forceinline__ int channel(int half) const {
     return origin_.output + warp() * 16 + half * 8 + this_lane() / 4;
   }
-  __device__ __forceinline__ int image(int image) const { return origin_.image + image; }
+  __device__ __forceinline__ int image(int image) const {
+    return origin_.image + image * Tile::abreast + (Tile::abreast > 1 ? column() / Tile::width : 0);
+  }
   __device__ __forceinline__ int y(int lane) const { return origin_.y + lane / 2; }
-  __device__ __forceinline__ int x(int lane) const { return origin_.x + this_lane() % 4 * 2 + lane % 2; }
+  __device__ __forceinline__ int x(int lane) const { return origin_.x + column() % Tile::width + lane % 2; }
 
   /// What was staged to the result.
   __device__ __forceinline__ void store(const TensorMap& result) {
     fence_shared_for_engines();
     named_barrier_sync(kOwn + number_, L::warpgroup);
     if (threadIdx.x % L::warpgroup == 0) {
+      const Place place = place_of<L>(origin_);
 #pragma unroll
       for (int part = 0; part < Problem::parts; ++part) {
-        tensor_store(result, result_slot(part), origin_.output + part * Problem::chunk, origin_.x, origin_.y,
-                     origin_.image);
+        tensor_store(result, result_slot(part), origin_.output + part * Problem::chunk, place.first, place.second,
+                     place.third);
       }
       tensor_store_commit();
     }
@@ -553,17 +650,30 @@ class Consumer {
 
  private:
   static constexpr int kOwn = 1, kTurn = kOwn + L::consumers;  // Named barriers, one for each consumer.
-  static constexpr int kStepBytes = 2 * 8 * L::pixel_bytes;
+  static constexpr int kGroupBytes = 8 * L::pixel_bytes;
   static constexpr int kStep = Problem::chunk / 4;  ///< Of k, of an instruction.
   static constexpr bool takes_turns = L::is_resident && L::halos > 1;
   /// Whether a tile's first product forgets what is in the sums' registers. Where registers are few, beside
   /// transformers or many sums, the compiler spills some where statistics follow: there the sums begin with zeros.
-  static constexpr bool starts_afresh = !Problem::has_prologue && Tile::images * sums <= 64;
+  static constexpr bool starts_afresh = !Problem::has_prologue && L::pixels <= 128;
 
   __device__ __forceinline__ static int this_lane() { return static_cast<int>(threadIdx.x % 32u); }
   __device__ __forceinline__ static int warp() { return static_cast<int>(threadIdx.x / 32u % 4u); }
-  /// Number of a row and the one after it in all of the tile.
-  __device__ __forceinline__ static int step(int image, int row) { return (image * Tile::rows + row) / 2; }
+  /// Of the tile's, this thread's first; the second is next to it.
+  __device__ __forceinline__ static int column() { return this_lane() % 4 * 2; }
+  /// Number of an image's row of 8 pixels in the tile, and that of the sums.
+  __device__ __forceinline__ static int group(int image, int row) {
+    return image * L::image_step + row * L::row_step;
+  }
+  /// This thread's four sums of it: two channels, two pixels of each.
+  __device__ __forceinline__ float* sums_of(int image, int row) {
+    constexpr int kGroups = L::pixels / 8 / L::products;
+    return &sums_[group(image, row) / kGroups][group(image, row) % kGroups * 4];
+  }
+  /// Where its pixels are in a tile.
+  __device__ __forceinline__ static int row_at(int image, int row) { return group(image, row) * kGroupBytes; }
+  /// Which operands are those of a row and the one after it.
+  __device__ __forceinline__ static int buffer(int image, int row) { return (image * Tile::rows + row) / 2 % 2; }
   __device__ __forceinline__ static void arrive(Barrier* barrier) {
     if (this_lane() == 0) barrier_arrive(barrier);
   }
@@ -572,15 +682,16 @@ class Consumer {
   }
 
   /// Where in its part of the result sum `i` of two rows belongs.
-  __device__ __forceinline__ unsigned float_at(int step, int i) const {
-    return floats_[i % 4] + step * kStepBytes + i / 4 * 8 * L::pixel_bytes;
+  __device__ __forceinline__ unsigned float_at(int image, int row, int i) const {
+    return floats_[i % 4] + row_at(image, row + i / 4);
   }
-  __device__ __forceinline__ void load_operand(int step) {
+  __device__ __forceinline__ void load_operand(int image, int row) {
+    auto& rows = operand_[buffer(image, row)];
     if constexpr (Problem::parts == 2) {
 #pragma unroll
-      for (int i = 0; i < 8; ++i) operand_[step % 2][i] = __float_as_uint(slot_load(float_at(step, i)));
+      for (int i = 0; i < 8; ++i) rows[i] = __float_as_uint(slot_load(float_at(image, row, i)));
     } else {
-      ldmatrix_x4_trans(operand_[step % 2], staged_ + step * kStepBytes);
+      ldmatrix_x4_trans(rows, staged_ + row_at(image, row));
     }
   }
 
@@ -611,24 +722,25 @@ class Consumer {
 
   template <int steps>
   __device__ __forceinline__ void add_tap(int tap, bool is_first) {
-    const int moved = tap / Problem::filter * L::halo_pitch + tap % Problem::filter * L::pixel_bytes;
+    const int moved = tap_at<L>(tap / Problem::filter, tap % Problem::filter);
     // Beside transformers there is no register for where each tap lies.
     const int slot = Problem::has_prologue ? static_cast<int>(computed_here(tap_.slot)) : tap_.slot;
     const unsigned char* taps = shared_.tap(slot) + (Tile::shares_halo ? number_ * L::own_tap_bytes : 0);
     const unsigned long long a = matrix_descriptor(taps, 1024);
-    const unsigned long long b = matrix_descriptor(shared_.halo(halo_.slot), L::halo_pitch);
+    const unsigned long long b =
+        matrix_descriptor(shared_.halo(halo_.slot), L::is_dense ? kGroupBytes : Problem::stride * L::halo_pitch);
     multiply_fence();
 #pragma unroll
     for (int k = 0; k < steps; ++k) {
 #pragma unroll
-      for (int image = 0; image < Tile::images; ++image) {
-        const unsigned long long pixels = matrix_moved(b, moved + image * L::halo_image + k * 32);
+      for (int i = 0; i < L::products; ++i) {
+        const unsigned long long pixels = matrix_moved(b, moved + i * L::halo_image + k * 32);
         const bool accumulate = k > 0 || !starts_afresh || !is_first;
         if constexpr (Problem::parts == 2) {
-          multiply_tf32(sums_[image], matrix_moved(a, k * 32), pixels, accumulate);
+          multiply_tf32(sums_[i], matrix_moved(a, k * 32), pixels, accumulate);
         } else {
           // In a turned filter, 16 of k are as many rows of 128 bytes.
-          multiply_bf16<Problem::is_turned>(sums_[image], matrix_moved(a, k * (Problem::is_turned ? 2048 : 32)), pixels,
+          multiply_bf16<Problem::is_turned>(sums_[i], matrix_moved(a, k * (Problem::is_turned ? 2048 : 32)), pixels,
                                             accumulate);
         }
       }
@@ -642,9 +754,10 @@ class Consumer {
   RingPlace<Tile::tap_slots> tap_;
   int last_halo_ = 0, last_tap_ = 0, operand_parity_ = 0;
   Origin origin_;
-  float sums_[Tile::images][sums];
+  float sums_[L::products][L::pixels / L::products / 2];
   int results_[Problem::parts];              ///< Slots of the result's parts.
   unsigned char* staged_ = nullptr;          ///< This lane's row of the first matrices in the result's slot.
+  unsigned mask_ = 0;                        ///< This lane's first byte of the mask.
   unsigned floats_[4];                       ///< In f32: where its sums of the first row of pixels belong.
   unsigned operand_[2][4 * Problem::parts];  ///< Of a pair of rows, and of the next.
 };

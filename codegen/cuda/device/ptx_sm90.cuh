@@ -7,8 +7,8 @@
 //
 // Both engines see shared memory in 128-byte rows whose 16-byte chunks are exchanged so that a column of chunks touches
 // all banks: the chunk at byte address a is found at a ^ ((a >> 3) & 0x70). It is the address in shared memory that
-// counts, not the place in a tile; so a tile may be read from any of its rows on (the taps of a convolution). The
-// tensor cores take rows of 64 bytes as well, whose chunks are exchanged likewise: a is found at a ^ ((a >> 3) & 0x30).
+// counts, not the place in a tile; so a tile may be read from any of its rows on (the taps of a convolution). Both take
+// rows of 64 bytes as well, whose chunks are exchanged likewise: a is found at a ^ ((a >> 3) & 0x30).
 #pragma once
 #include "codegen/cuda/device/ptx.cuh"
 
@@ -154,6 +154,13 @@ __device__ __forceinline__ float slot_load(unsigned address) {
   return x;
 }
 
+/// A byte of a slot that engines fill.
+__device__ __forceinline__ unsigned slot_load_byte(unsigned address) {
+  unsigned x;
+  asm volatile("ld.shared.u8 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
+  return x;
+}
+
 /// 8x8 matrices of 16-bit elements to shared memory, transposed: lane i gives the address of row i % 8 (16 bytes) of
 /// matrix i / 8, and of each matrix elements 2 (i % 4) and + 1 of column i / 4.
 __device__ __forceinline__ void stmatrix_x4_trans(void* row, unsigned r0, unsigned r1, unsigned r2, unsigned r3) {
@@ -213,6 +220,8 @@ __device__ __forceinline__ void multiply_fresh_registers(float (&d)[count]) {
 #pragma unroll
   for (int i = 0; i < count; ++i) asm volatile("" : "=f"(d[i])::"memory");
 }
+/// An address is computed here, and not where it is used.
+__device__ __forceinline__ void compute_here(float*& address) { asm volatile("" : "+l"(address)::"memory"); }
 __device__ __forceinline__ void multiply_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void multiply_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 /// Waits until at most `pending` of the latest groups are still running.
@@ -342,12 +351,24 @@ __device__ __forceinline__ void multiply_bf16(float (&d)[128], const unsigned (&
 }
 
 /// The same in tf32: of the warp's 16 rows each thread has what ptx.cuh says of m16n8k8.
+#define DIFUSE_WGMMA_TF32_HELD(shape, registers, a_at, b_at)                               \
+  "{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned." shape               \
+  ".f32.tf32.tf32 {" registers "}, {" a_at "}, " b_at ", p, 1, 1; }"
+#define DIFUSE_WGMMA_TF32_HELD_INPUTS "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)
 __device__ __forceinline__ void multiply_tf32(float (&d)[32], const unsigned (&a)[4], unsigned long long b) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {" DIFUSE_R0
-      "}, {%32, %33, %34, %35}, %36, p, 1, 1; }"
-      : DIFUSE_D32(0)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+  asm volatile(DIFUSE_WGMMA_TF32_HELD("m64n64k8", DIFUSE_R0, "%32, %33, %34, %35", "%36")
+               : DIFUSE_D32(0)
+               : DIFUSE_WGMMA_TF32_HELD_INPUTS);
+}
+__device__ __forceinline__ void multiply_tf32(float (&d)[64], const unsigned (&a)[4], unsigned long long b) {
+  asm volatile(DIFUSE_WGMMA_TF32_HELD("m64n128k8", DIFUSE_R0 DIFUSE_R32, "%64, %65, %66, %67", "%68")
+               : DIFUSE_D32(0), DIFUSE_D32(32)
+               : DIFUSE_WGMMA_TF32_HELD_INPUTS);
+}
+__device__ __forceinline__ void multiply_tf32(float (&d)[96], const unsigned (&a)[4], unsigned long long b) {
+  asm volatile(DIFUSE_WGMMA_TF32_HELD("m64n192k8", DIFUSE_R0 DIFUSE_R32 DIFUSE_R64, "%96, %97, %98, %99", "%100")
+               : DIFUSE_D32(0), DIFUSE_D32(32), DIFUSE_D32(64)
+               : DIFUSE_WGMMA_TF32_HELD_INPUTS);
 }
 
 #undef DIFUSE_D8
@@ -364,3 +385,5 @@ __device__ __forceinline__ void multiply_tf32(float (&d)[32], const unsigned (&a
 #undef DIFUSE_WGMMA_INPUTS
 #undef DIFUSE_WGMMA_TF32
 #undef DIFUSE_WGMMA_TF32_INPUTS
+#undef DIFUSE_WGMMA_TF32_HELD
+#undef DIFUSE_WGMMA_TF32_HELD_INPUTS

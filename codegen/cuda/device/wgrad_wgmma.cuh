@@ -1,4 +1,4 @@
-// Gradients of a convolution's filter on Hopper, stride 1: images x [n, y, x, c] and gradients dy [n, y, x, k] in bf16,
+// Gradients of a convolution's filter on Hopper: images x [n, y, x, c] and gradients dy [n, y, x, k] in bf16,
 // or in f32 that was rounded to tf32; sums in fp32.
 //
 // As a matrix product: rows are output channels, columns are the taps (r, s) of the filter times the input channels,
@@ -12,6 +12,11 @@
 // of taps, or further output channels. For a filter of 1 x 1 all pixels of all images are one line, and a block has up
 // to three times 64 output channels, one for each consumer, and up to three times 64 input channels, the chunks.
 //
+// Images of 4 or 2 pixels' width lie side by side, `abreast` of them, in the 8 columns of a tile, and a row of all of
+// its images follows the row above (conv_wgmma.cuh). Their x is loaded once for each tap of a row, that much further on
+// and no wider than the image: from one chunk of columns to the next is from one copy to the next. So it is with a
+// stride of two, however wide the images: the copies are of every second column, and of even and of odd rows.
+//
 // The W units, block by block, are shared out evenly: group g of G, a block of the kernel, takes units g W / G to
 // (g + 1) W / G, which may begin in one block of the result and end in another. For each it writes its partial sums,
 // and a second kernel adds those of one block in the order of g. So the order follows from the shape, the batch and G,
@@ -22,12 +27,14 @@
 // result each multiplies half, sends half of its sums to the other one, through the other's ring, which is at rest
 // then, and writes what the two have of the other half.
 //
-// For tf32 the tensor cores take no matrix whose k runs along columns, so there (filters of 3 x 3) all is turned: rows
-// are input channels, columns output channels, and a consumer has one column of taps. x comes from registers: threads
-// read from the halo what a product of 8 pixels, one row of the tile, takes of them, and use it for all three taps. dy
-// does come from shared memory, where three warps, the turners, have written it anew with its pixels along the rows.
+// For tf32 the tensor cores take no matrix whose k runs along columns, so there all is turned: rows are input channels,
+// columns output channels. x comes from registers: threads read from the tile what a product of 8 pixels, one of its
+// rows, takes of them. dy does come from shared memory, where three warps, the turners, have written it anew with its
+// pixels along the rows. For a filter of 3 x 3 a consumer has one column of taps, and uses what it read of the halo for
+// all three of them. For a filter of 1 x 1 a unit is 32 pixels, as many as fill a row of 128 bytes, and dy is turned in
+// its place; a consumer has 64 input channels and all output channels of the block.
 //
-// What is computed of x before it is multiplied, the prologue, a further role does in shared memory
+// What is computed of x or dy before they are multiplied, the prologue, a further role does in shared memory
 // (wgrad_prologue.cuh): a transformer, a warpgroup, one of whose threads is the producer.
 #pragma once
 #include "codegen/cuda/device/ptx_sm90.cuh"
@@ -37,29 +44,32 @@
 namespace wgrad {
 
 /// `Element`: bf16 or f32, of x and dy. `first_inputs`: where x are two images, one behind the other in each pixel, the
-/// channels of the first, a multiple of 64. `has_prologue`: something is computed of x.
+/// channels of the first, a multiple of 64. `transforms_x`, `transforms_dy`: something is computed of it. `stride`: 1 or
+/// 2.
 template <int height_, int width_, int inputs_, int outputs_, int filter_, int pad_, class Element_ = bf16,
-          int first_inputs_ = inputs_, bool has_prologue_ = false>
+          int first_inputs_ = inputs_, bool transforms_x_ = false, bool transforms_dy_ = false, int stride_ = 1>
 struct Problem {
   using Element = Element_;
   static constexpr bool is_float = sizeof(Element) == 4;
   static constexpr int parts = is_float ? 2 : 1;  ///< Of 64 channels, each 128 bytes of a pixel.
   static constexpr int height = height_, width = width_, inputs = inputs_, outputs = outputs_, filter = filter_;
-  static constexpr int pad = pad_, first_inputs = first_inputs_;
-  static constexpr bool has_prologue = has_prologue_;
+  static constexpr int pad = pad_, stride = stride_, first_inputs = first_inputs_;
+  static constexpr bool transforms_x = transforms_x_, transforms_dy = transforms_dy_;
+  static constexpr bool has_prologue = transforms_x || transforms_dy;
   static_assert(first_inputs == inputs || first_inputs % 64 == 0);
   static_assert(!is_float || (first_inputs == inputs && !has_prologue));
 };
 
 /// `row_chunks`, `column_chunks`: 64s of output and of input channels in a block of the result; `tap_rows`: rows of the
 /// filter's taps in it, all or one; `blocks`: of the kernel, on a processor at once; `cluster`: those of a group, 1 or
-/// 2.
+/// 2; `abreast`: images side by side, 1, 2 or 4, in place of each of `images`.
 template <int rows_, int images_, int slots_, int row_chunks_, int column_chunks_, int tap_rows_, int blocks_,
-          int cluster_>
+          int cluster_, int abreast_ = 1>
 struct Tile {
   static constexpr int rows = rows_, images = images_, slots = slots_;
   static constexpr int row_chunks = row_chunks_, column_chunks = column_chunks_, tap_rows = tap_rows_;
   static constexpr int blocks = blocks_, cluster = cluster_;
+  static constexpr int abreast = abreast_, width = 8 / abreast;  ///< Of an image's part.
 };
 
 template <class Problem_, class Tile_>
@@ -67,38 +77,50 @@ struct Layout {
   using Problem = Problem_;
   using Tile = Tile_;
   static constexpr bool is_line = Problem::filter == 1;
-  static constexpr int consumers = Tile::row_chunks * Tile::tap_rows, warpgroup = 128;
+  static constexpr bool is_float_line = is_line && Problem::is_float;
+  static constexpr int consumers = is_float_line ? Tile::column_chunks : Tile::row_chunks * Tile::tap_rows;
+  static constexpr int warpgroup = 128;
   /// Warps that write dy anew; the one before them is the producer.
   static constexpr int turners = Problem::is_float ? 3 : 0;
-  /// Warps that transform x, the producer's among them.
+  /// Warps that transform x and dy, the producer's among them.
   static constexpr int transformers = Problem::has_prologue ? 4 : 0;
   static constexpr int makers = turners + transformers;  ///< Of what consumers wait for besides the copies.
   static constexpr int threads = consumers * warpgroup + (Problem::has_prologue ? warpgroup : 32 * (1 + turners));
   static constexpr int pixels = 8 * Tile::rows * Tile::images;
-  static constexpr int tiles_x = (Problem::width + 7) / 8, tiles_y = (Problem::height + Tile::rows - 1) / Tile::rows;
+  static constexpr int tiles_x = (Problem::width + Tile::width - 1) / Tile::width;
+  static constexpr int tiles_y = (Problem::height + Tile::rows - 1) / Tile::rows;
 
   static constexpr int block_outputs = 64 * Tile::row_chunks, block_inputs = 64 * Tile::column_chunks;
   static constexpr int blocks_y = (Problem::outputs + block_outputs - 1) / block_outputs;
   static constexpr int blocks_x = (Problem::inputs + block_inputs - 1) / block_inputs;
   static constexpr int blocks = blocks_x * blocks_y * (Problem::filter / Tile::tap_rows);
-  static constexpr int columns = is_line ? block_inputs : 192;  ///< Of a consumer, for 64 rows.
-  static constexpr int sums = columns / 2;                      ///< Of a thread.
+  /// Of a consumer, for 64 rows.
+  static constexpr int columns = is_float_line ? block_outputs : is_line ? block_inputs : 192;
+  static constexpr int sums = columns / 2;  ///< Of a thread.
 
   static constexpr int pixel_bytes = 128;
-  static constexpr int halo_pitch = (8 + Problem::filter - 1) * pixel_bytes;
-  static constexpr int halo_image = (Tile::rows + Tile::tap_rows - 1) * halo_pitch;
-  static constexpr int halo_part = Tile::images * halo_image, chunk_part = pixels * pixel_bytes;
+  /// The pixels that a tap meets are one piece.
+  static constexpr bool is_dense = Tile::abreast > 1 || Problem::stride > 1;
+  /// From a row of a halo to the next, and from one piece to the next: an image, or all of them for a tap of a row.
+  static constexpr int halo_pitch = (is_dense ? 8 * Tile::images : 8 + Problem::filter - 1) * pixel_bytes;
+  static constexpr int halo_rows = Tile::rows + (Tile::tap_rows - 1) / Problem::stride;
+  static constexpr int halo_piece = halo_rows * halo_pitch;
+  /// Rows of taps take what has every second row in turns.
+  static constexpr int row_turns = Tile::tap_rows > 1 ? Problem::stride : 1;
+  static constexpr int pieces = is_dense ? row_turns * Problem::filter : Tile::images;
+  static constexpr int halo_part = pieces * halo_piece, chunk_part = pixels * pixel_bytes;
   static constexpr int halo_bytes = Problem::parts * halo_part;    ///< Of one chunk of x.
   static constexpr int chunk_bytes = Problem::parts * chunk_part;  ///< Of one chunk of dy.
   /// From one part of x to the next: threads count its pixels from a multiple of 1024 bytes on.
   static constexpr int halo_stride = (halo_part + 1023) / 1024 * 1024;
   static constexpr int x_bytes = Tile::column_chunks * halo_bytes, dy_bytes = Tile::row_chunks * chunk_bytes;
-  static constexpr int dy_at = Problem::is_float ? Problem::parts * halo_stride : (x_bytes + 1023) / 1024 * 1024;
-  static constexpr int turned_at = dy_at + dy_bytes;
+  static constexpr int dy_at =
+      Problem::is_float ? Tile::column_chunks * Problem::parts * halo_stride : (x_bytes + 1023) / 1024 * 1024;
+  static constexpr int turned_at = is_float_line ? dy_at : dy_at + dy_bytes;
   /// dy with four rows of 8 pixels along each of 64 rows of 128 bytes.
   static constexpr int turned_block = 64 * 128;
-  static constexpr int turned_bytes = Problem::is_float ? (pixels + 31) / 32 * turned_block : 0;
-  static constexpr int slot_bytes = turned_at + turned_bytes;
+  static constexpr int turned_bytes = Problem::is_float && !is_line ? (pixels + 31) / 32 * turned_block : 0;
+  static constexpr int slot_bytes = dy_at + dy_bytes + turned_bytes;
   static constexpr int barriers_at = Tile::slots * slot_bytes;
   static constexpr int bytes = barriers_at + (makers > 0 ? 3 : 2) * Tile::slots * 8;
 
@@ -108,7 +130,8 @@ struct Layout {
   static constexpr int own_runs = thread_runs / Tile::cluster;  ///< Of a thread, that it writes.
 
   static_assert(Tile::rows % 2 == 0 && (is_line ? Tile::images == 1 : Tile::column_chunks == 1));
-  static_assert(!Problem::is_float || (Tile::tap_rows == 3 && Tile::blocks == 1));
+  static_assert(!Problem::is_float || (is_line ? pixels == 32 : Tile::tap_rows == 3 && Tile::blocks == 1));
+  static_assert(!is_dense || (!is_line && !Problem::is_float && !Problem::has_prologue));
   static_assert(Problem::filter % Tile::tap_rows == 0 && (Tile::row_chunks == 1 || Tile::tap_rows == 1));
   static_assert(Tile::cluster == 1 || (Tile::cluster == 2 && owners * own_runs * 16 <= barriers_at));
 
@@ -165,8 +188,10 @@ __device__ __forceinline__ RunPlace place_of(const Sizes& of, unsigned block, un
             column_block = static_cast<int>(block / blocks_y % blocks_x);
   if (of.is_turned != 0) {
     const int lane = thread % 32, column = i / 2 * 16 + lane / 8 % 2 * 8 + lane % 4 * 2 + lane / 4 % 2;
-    return {row_block * of.block_outputs + column % 64, (2 - column / 64) * 3 + thread / 128,
-            column_block * of.block_inputs + thread / 32 % 4 * 16 + i % 2 * 8 + lane / 16 * 4};
+    const int output = row_block * of.block_outputs, consumer = thread / 128;
+    const int input = column_block * of.block_inputs + thread / 32 % 4 * 16 + i % 2 * 8 + lane / 16 * 4;
+    if (of.filter == 1) return {output + column, 0, input + consumer * 64};
+    return {output + column % 64, (2 - column / 64) * 3 + consumer, input};
   }
   const int lane = thread % 32, consumer = thread / 128, column = i / 2 * 16 + lane % 2 * 8 + lane / 2 % 2 * 4;
   const int row_chunk = of.tap_rows == 1 ? consumer : 0, tap_row = of.tap_rows == 1 ? 0 : consumer;
@@ -243,7 +268,7 @@ struct Shared {
     return reinterpret_cast<Barrier*>(start + L::barriers_at) + slot;
   }
   __device__ __forceinline__ Barrier* empty(int slot) const { return full(L::Tile::slots + slot); }
-  // Where dy is turned, or x transformed: for the consumers, when it is. And where turned dy lies.
+  // Where dy is turned, or something transformed: for the consumers, when it is. And where turned dy lies.
   __device__ __forceinline__ Barrier* ready(int slot) const { return full(2 * L::Tile::slots + slot); }
   __device__ __forceinline__ unsigned char* turned_dy(int slot) const { return x(slot) + L::turned_at; }
 
@@ -277,7 +302,7 @@ __device__ __forceinline__ unsigned float_at(unsigned tile, int pixel, int chann
 }
 
 /// Of the warps after the producer, number `warp`: writes what has come of dy with its pixels along the rows, the even
-/// ones of a row of the tile before the odd ones.
+/// ones of a row of the tile before the odd ones. Those of a line in their place, 32 by 32.
 template <class L>
 class Turner {
  public:
@@ -290,10 +315,25 @@ class Turner {
 
  private:
   __device__ __forceinline__ void turn() {
-    constexpr int kHalves = L::pixels / 4;  // Of the tile's rows of pixels.
-    const unsigned dy = shared_address(shared_.dy(place_.slot)), to = shared_address(shared_.turned_dy(place_.slot));
+    const unsigned dy = shared_address(shared_.dy(place_.slot));
     const int lane = static_cast<int>(threadIdx.x % 32u);
     barrier_wait(shared_.full(place_.slot), place_.parity);
+    if constexpr (L::is_line) {
+#pragma unroll 1
+      for (int part = warp_; part < L::Tile::row_chunks * L::Problem::parts; part += L::turners) {
+        turn_in_place(dy + static_cast<unsigned>(part * L::chunk_part), lane);
+      }
+    } else {
+      turn_tile(dy, shared_address(shared_.turned_dy(place_.slot)), lane);
+    }
+    fence_shared_for_engines();
+    __syncwarp();
+    if (lane == 0) barrier_arrive(shared_.ready(place_.slot));
+    place_.advance();
+  }
+
+  __device__ __forceinline__ void turn_tile(unsigned dy, unsigned to, int lane) const {
+    constexpr int kHalves = L::pixels / 4;  // Of the tile's rows of pixels.
 #pragma unroll 2
     for (int i = warp_; i < kHalves; i += L::turners) {
       const int row = i / 2, half = i % 2, chunk = (row % 4 * 2 + half) ^ lane % 8;
@@ -308,10 +348,30 @@ class Turner {
         slot_store(turned + static_cast<unsigned>(part * 32 * 128), x[0], x[1], x[2], x[3]);
       }
     }
-    fence_shared_for_engines();
-    __syncwarp();
-    if (lane == 0) barrier_arrive(shared_.ready(place_.slot));
-    place_.advance();
+  }
+  /// 32 pixels of 32 channels, in quarters: those on the diagonal, then the two that change places. Each half of the
+  /// warp has one of them.
+  __device__ __forceinline__ static void turn_in_place(unsigned dy, int lane) {
+    const int half = lane / 16;
+#pragma unroll
+    for (int other = 0; other < 2; ++other) {
+      const int channel = (half ^ other) * 16 + lane % 16;
+      // Chunks are exchanged in the addresses themselves, for what would be added to them is more than registers hold.
+      const unsigned from = float_at(dy + static_cast<unsigned>(half * 16 * 128), 0, channel);
+      const unsigned to = dy + static_cast<unsigned>(channel * 128 + ((half * 4 ^ channel % 8) << 4));
+      float x[4][4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const unsigned pixel = static_cast<unsigned>(i / 2 * 8 + 2 * j + i % 2);
+          x[i][j] = slot_load((from ^ pixel % 8 << 4) + pixel * 128);
+        }
+      }
+      __syncwarp();  // All have read.
+#pragma unroll
+      for (int i = 0; i < 4; ++i) slot_store(to ^ static_cast<unsigned>(i << 4), x[i][0], x[i][1], x[i][2], x[i][3]);
+    }
   }
 
   const Shared<L> shared_;
@@ -319,14 +379,23 @@ class Turner {
   RingPlace<L::Tile::slots> place_;
 };
 
+/// Where the group's partial sums of block 0 would begin.
+template <class L>
+__device__ __forceinline__ float* partials_of(float* partials, long long group) {
+  float* own = partials + group * L::block_sums;
+  // Beside the sums of tf32's lines, a consumer's further registers hold only what it computes after it has taken them.
+  if constexpr (L::is_float_line) compute_here(own);
+  return own;
+}
+
 /// By all threads where a warpgroup is beside three consumers: these 512 begin with 128 registers.
 template <class L, bool consumes>
 __device__ __forceinline__ void share_registers() {
   if constexpr (L::threads != 4 * L::warpgroup) return;
   if constexpr (consumes) {
-    take_registers<L::Problem::is_float ? 152 : 144>();
+    take_registers<L::Problem::is_float ? 152 : L::Problem::transforms_dy ? 136 : 144>();
   } else {
-    give_registers<L::Problem::is_float ? 56 : 80>();
+    give_registers<L::Problem::is_float ? 56 : L::Problem::transforms_dy ? 104 : 80>();
   }
 }
 
@@ -357,32 +426,45 @@ class Producer {
     if constexpr (L::is_line) {
       const int at = tile * L::pixels;
 #pragma unroll
-      for (int i = 0; i < L::Tile::row_chunks; ++i) {
-        tensor_load(dy + i * L::chunk_bytes, dy_, full, origin.output + i * 64, at, 0, 0);
+      for (int i = 0; i < L::Tile::row_chunks * L::Problem::parts; ++i) {
+        tensor_load(dy + i * L::chunk_part, dy_, full, origin.output + i * (64 / L::Problem::parts), at, 0, 0);
       }
 #pragma unroll
-      for (int i = 0; i < L::Tile::column_chunks; ++i) {
-        load_x(x + i * L::halo_bytes, full, origin.input + i * 64, at, 0, 0);
+      for (int i = 0; i < L::Tile::column_chunks * L::Problem::parts; ++i) {
+        load_x(x + i * L::halo_part, full, origin.input + i * (64 / L::Problem::parts), at, 0, 0);
       }
     } else {
-      const int line = quotient<L::tiles_x>(tile), image = quotient<L::tiles_y>(line) * L::Tile::images;
-      const int at_x = remainder_of<L::tiles_x>(tile) * 8, at_y = remainder_of<L::tiles_y>(line) * L::Tile::rows;
+      const int line = quotient<L::tiles_x>(tile);
+      const int image = quotient<L::tiles_y>(line) * (L::Tile::images * L::Tile::abreast);
+      const int at_x = remainder_of<L::tiles_x>(tile) * L::Tile::width;
+      const int at_y = remainder_of<L::tiles_y>(line) * L::Tile::rows;
+      const int x_at_x = at_x * L::Problem::stride - L::Problem::pad;
+      const int x_at_y = at_y * L::Problem::stride - L::Problem::pad + origin.tap_row;
 #pragma unroll
       for (int i = 0; i < L::Tile::row_chunks * L::Problem::parts; ++i) {
-        tensor_load(dy + i * L::chunk_part, dy_, full, origin.output + i * (64 / L::Problem::parts), at_x, at_y, image);
+        tensor_load(dy + i * L::chunk_part, dy_, full, origin.output + i * (64 / L::Problem::parts), at_x,
+                    L::is_dense ? image : at_y, L::is_dense ? at_y : image);
       }
 #pragma unroll
-      for (int i = 0; i < L::Problem::parts; ++i) {
-        load_x(x + i * L::halo_stride, full, origin.input + i * (64 / L::Problem::parts), at_x - L::Problem::pad,
-               at_y - L::Problem::pad + origin.tap_row, image);
+      for (int i = 0; i < (L::is_dense ? L::pieces : L::Problem::parts); ++i) {
+        if constexpr (L::is_dense) {
+          load_x(x + i * L::halo_piece, full, origin.input, x_at_x + i % L::Problem::filter, image,
+                 x_at_y + i / L::Problem::filter);
+        } else {
+          load_x(x + i * L::halo_stride, full, origin.input + i * (64 / L::Problem::parts), x_at_x, x_at_y, image);
+        }
       }
     }
     place_.advance();
   }
-  __device__ __forceinline__ void load_x(void* to, Barrier* full, int channel, int at_x, int at_y, int image) const {
-    const bool is_first = L::Problem::first_inputs == L::Problem::inputs || channel < L::Problem::first_inputs;
-    tensor_load(to, is_first ? x_ : second_, full, channel - (is_first ? 0 : L::Problem::first_inputs), at_x, at_y,
-                image);
+  /// At a row of an image, or where a tap's pixels are one piece at an image and its row: the order in a box.
+  __device__ __forceinline__ void load_x(void* to, Barrier* full, int channel, int at_x, int second, int third) const {
+    // A branch, for the compiler (NVRTC 13.0) crashes where it chooses between the addresses of two parameters.
+    if (L::Problem::first_inputs == L::Problem::inputs || channel < L::Problem::first_inputs) {
+      tensor_load(to, x_, full, channel, at_x, second, third);
+    } else {
+      tensor_load(to, second_, full, channel - L::Problem::first_inputs, at_x, second, third);
+    }
   }
 
   const Shared<L> shared_;
@@ -401,6 +483,10 @@ class Consumer {
   __device__ __forceinline__ void multiply(int count) {
 #pragma unroll
     for (int i = 0; i < L::sums; ++i) sums_[i] = 0.0f;
+    if constexpr (L::is_float_line) {
+      multiply_lines(count);
+      return;
+    }
     if constexpr (L::Problem::is_float) {
 #pragma unroll 1
       for (int i = 0; i < count; ++i) {
@@ -558,21 +644,61 @@ class Consumer {
     multiply_registers(sums_);
   }
 
+  /// Of tf32's lines: while one row of 8 pixels is multiplied, the next one is read.
+  __device__ __forceinline__ void multiply_lines(int count) {
+    unsigned x[2][4] = {};
+    int last = 0;
+    multiply_registers(sums_);
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      const unsigned chunk = shared_address(shared_.x(place_.slot)) + static_cast<unsigned>(number_ * L::halo_bytes);
+      const unsigned part = chunk + static_cast<unsigned>(warp() / 2 * L::halo_part);
+      const unsigned long long dy = matrix_descriptor(shared_.turned_dy(place_.slot), 1024);
+      barrier_wait(shared_.full(place_.slot), place_.parity);
+#pragma unroll
+      for (int row = 0; row < L::Tile::rows; ++row) {
+        load_line(x[row % 2], part + static_cast<unsigned>(row * 8 * L::pixel_bytes));
+        if (row == 0) barrier_wait(shared_.ready(place_.slot), place_.parity);
+        multiply_registers(x[row % 2]);
+        multiply_fence();
+        multiply_tf32(sums_, x[row % 2], matrix_moved(dy, row * 32));
+        multiply_commit();
+        multiply_wait<1>();  // The row before is done.
+        if (row == 0 && i > 0) arrive(last);
+      }
+      last = advance();
+    }
+    multiply_wait<0>();
+    multiply_registers(sums_);
+    if (count > 0) arrive(last);
+  }
+  /// What a thread has of a row of 8 pixels: of two of them, two channels.
+  __device__ __forceinline__ static void load_line(unsigned (&to)[4], unsigned row) {
+    const int lane = this_lane(), pixel = lane % 4 * 2;
+    const unsigned first = float_at(row, pixel, warp() % 2 * 16 + lane / 4);
+#pragma unroll
+    for (unsigned i = 0; i < 4; ++i) {  // The next pixel, and the channel 8 further on: chunks that differ in one bit.
+      to[i] = __float_as_uint(slot_load((first ^ i / 2 << 4 ^ i % 2 << 5) + i / 2 * 128));
+    }
+  }
+
   __device__ __forceinline__ void multiply_unit() {
     // Whoever transformed x has waited for the copies.
     barrier_wait(L::Problem::has_prologue ? shared_.ready(place_.slot) : shared_.full(place_.slot), place_.parity);
     const unsigned char* rows = shared_.dy(place_.slot) + L::row_chunk(number_) * L::chunk_bytes;
-    const unsigned char* columns = shared_.x(place_.slot) + L::tap_row(number_) * L::halo_pitch;
-    const unsigned long long a = matrix_descriptor(rows, 8 * L::pixel_bytes);
-    const unsigned long long b = matrix_descriptor(columns, L::halo_pitch, L::is_line ? L::halo_bytes : L::pixel_bytes);
+    const int tap_row = L::tap_row(number_);
+    const unsigned char* columns = shared_.x(place_.slot) + tap_row / L::row_turns * L::halo_pitch +
+                                   tap_row % L::row_turns * (L::Problem::filter * L::halo_piece);
+    constexpr int kRow = 8 * L::pixel_bytes, kTap = L::is_dense ? L::halo_piece : L::pixel_bytes;
+    const unsigned long long a = matrix_descriptor(rows, kRow);
+    const unsigned long long b =
+        matrix_descriptor(columns, L::is_dense ? kRow : L::halo_pitch, L::is_line ? L::halo_bytes : kTap);
     multiply_fence();
 #pragma unroll
-    for (int image = 0; image < L::Tile::images; ++image) {
-#pragma unroll
-      for (int row = 0; row < L::Tile::rows; row += 2) {
-        multiply_bf16<1, 1>(sums_, matrix_moved(a, (image * L::Tile::rows + row) * 8 * L::pixel_bytes),
-                            matrix_moved(b, image * L::halo_image + row * L::halo_pitch), true);
-      }
+    for (int row = 0; row < L::Tile::images * L::Tile::rows; row += 2) {
+      const int of_image = row / L::Tile::rows * L::halo_piece + row % L::Tile::rows * L::halo_pitch;
+      multiply_bf16<1, 1>(sums_, matrix_moved(a, row * kRow), matrix_moved(b, L::is_dense ? row * kRow : of_image),
+                          true);
     }
     multiply_commit();
   }

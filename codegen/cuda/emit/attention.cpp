@@ -24,9 +24,9 @@ KernelDraft block_kernel(const KernelSpec& spec, const AttentionProblem& p, Atte
                          std::vector<std::pair<std::string_view, std::string>> fields) {
   const int64_t blocks = ceil_div(p.length, tile.rows());
   const std::string_view header = part == AttentionPart::forward ? "attention_forward.cuh" : "attention_backward.cuh";
-  const std::string problem =
-      fmt::format("attention::Problem<{}, {}, {}, {}, {}, {}, {}, {}>", storage_type(p.element), storage_type(p.source),
-                  storage_type(p.gradient), p.length, p.width, p.heads, p.copy, p.gradient_copy);
+  const std::string problem = fmt::format(
+      "attention::Problem<{}{}, {}, {}, {}, {}, {}, {}, {}>", p.is_tf32 ? "attention::" : "", element_type(p),
+      storage_type(p.source), storage_type(p.gradient), p.length, p.width, p.heads, p.copy, p.gradient_copy);
   const std::string shape = fmt::format("attention::Tile<{}, {}, {}, {}, {}, {}, {}>", tile.warps, tile.blocks_m,
                                         tile.step, tile.columns, tile.depth, tile.chunks, tile.stages);
   const auto add = [&](std::string_view field, std::string value) { fields.emplace_back(field, std::move(value)); };
@@ -186,8 +186,8 @@ std::vector<TileChoice> attention_choices(const KernelSpec& spec) {
   std::vector<TileChoice> choices;
   for (const AttentionPart part : parts_of(p)) {
     const std::string rest =
-        fmt::format("{} {}, {} tokens, {} heads of {}, copies x{} x{}{}", storage_type(p.element), text_of(part),
-                    p.length, p.heads, p.width, p.copy, p.gradient_copy, p.is_wide_index ? ", wide" : "");
+        fmt::format("{} {}, {} tokens, {} heads of {}, copies x{} x{}{}", element_type(p), text_of(part), p.length,
+                    p.heads, p.width, p.copy, p.gradient_copy, p.is_wide_index ? ", wide" : "");
     TileChoice& choice = choices.emplace_back();
     choice.problem = problem_text(spec, rest);
     choice.batch = p.images;

@@ -15,13 +15,13 @@ namespace difuse::codegen::cuda {
 
 bool accepts_conv_wgmma(const KernelSpec& spec) {
   const FinishedSpec finished(spec);
-  const auto conv = halo_conv(finished.spec());
+  const auto conv = finished.conv();
   return conv && !candidates(*conv, spec.device).empty();
 }
 
 std::vector<TileChoice> conv_wgmma_choices(const KernelSpec& spec) {
   const FinishedSpec finished(spec);
-  const HaloConv conv = *halo_conv(finished.spec());
+  const HaloConv conv = *finished.conv();
   const std::vector<HaloTile> tiles = candidates(conv, spec.device);
   TileChoice choice;
   choice.problem = problem_text(spec, geometry(conv)), choice.batch = conv.batch;
@@ -36,12 +36,16 @@ std::vector<TileChoice> conv_wgmma_choices(const KernelSpec& spec) {
 void emit_conv_wgmma(const KernelSpec& given, Emission& emission) {
   const FinishedSpec finished(given);
   const KernelSpec& spec = finished.spec();
-  const HaloConv conv = *halo_conv(spec);
+  const HaloConv conv = *finished.conv();
   const KernelSpec strips = with_strip_sums(spec, conv, emission);
-  KernelDraft draft = halo_conv_kernel(strips, conv, candidates(conv, spec.device).at(spec.tile(0)));
+  const auto& image_sum = finished.image_sum();
+  std::optional<Argument> image_sums;
+  if (image_sum) image_sums = image_strip_sums(conv, *image_sum, emission);
+  KernelDraft draft = halo_conv_kernel(strips, conv, candidates(conv, spec.device).at(spec.tile(0)), image_sums);
   draft.choice = 0;
   emission.launch(std::move(draft));
   add_strip_sums(spec, strips, conv, emission);
+  if (image_sum) add_image_strip_sums(conv, *image_sums, *image_sum, emission);
 }
 
 }  // namespace difuse::codegen::cuda

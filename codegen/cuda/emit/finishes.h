@@ -19,6 +19,7 @@ std::string group_finish_statements(const ir::Graph& body, int node, const std::
 
 /// Likewise, of a body that reads its rows again (reduction::accepts_rows), the rows of one image, of which there are
 /// `groups`. Operands are the pointers p0, p1, ..., results y0, y1, ...
-std::string row_statements(const KernelSpec& spec, int64_t groups);
+std::string row_statements(const KernelSpec& spec, int64_t groups,
+                           const std::string& thread = "static_cast<int>(threadIdx.x)");
 
 }  // namespace difuse::codegen::cuda

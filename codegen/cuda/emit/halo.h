@@ -3,11 +3,25 @@
 
 #include <cstdint>
 #include <limits>
+#include <utility>
+
+#include "codegen/cuda/cuda_plan.h"
 
 namespace difuse::codegen::cuda {
 
 /// Bytes, of a tensor that the copy engine moves.
 inline constexpr int64_t kEngineAlignment = 16;
+
+/// Images side by side in the 8 columns of a tile: as many as have room there, 1, 2 or 4.
+inline int64_t images_abreast(int64_t width) { return width > 4 ? 1 : width > 2 ? 2 : 4; }
+
+/// Of images [n, y, x, c]: a box then holds row after row of all of its images, as those abreast lie in a tile.
+inline void put_images_before_rows(TensorMapSpec& map) {
+  std::swap(map.extents[2], map.extents[3]);
+  std::swap(map.box[2], map.box[3]);
+  std::swap(map.steps[2], map.steps[3]);
+  std::swap(map.strides[1], map.strides[2]);
+}
 
 /// Whether a square filter of `taps` x `taps` and its image are fetched with their border: 3x3 with pad up to 2, or
 /// 1x1. Channels, elements of `element_bytes`, are whole rows of 16 bytes, and pixels are counted by ints.

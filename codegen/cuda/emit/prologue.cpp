@@ -19,8 +19,9 @@ using ir::Value;
 namespace {
 
 constexpr int kLanes = 8;  ///< 16 bytes of bf16.
-/// Runs of eight floats that a thread keeps for an image's channels: as many as its registers hold beside its work.
-constexpr size_t kMostKept = 4;
+/// Runs of eight floats that a thread keeps for an image's channels: as many as its registers hold beside its work. It
+/// has fewer pixels in them where there are two images.
+constexpr size_t kMostKept = 4, kMostKeptOfTwo = 5;
 
 /// By node: whether `v` is computed from it.
 std::vector<bool> needed_by(const ir::Graph& body, Value v) {
@@ -69,9 +70,11 @@ struct Code {
   size_t runs = 0;
 };
 
-Code code_of(const ir::Graph& body, Value operand, Value image, const std::vector<std::string>& pointers,
+Code code_of(const ir::Graph& body, const ImageOperand& image, Value operand, const std::vector<std::string>& pointers,
              const std::vector<int64_t>& alignment) {
-  const ir::Graph part = part_of(body, {operand, image});
+  std::vector<Value> images = {operand, image.value};
+  if (image.other >= 0) images.push_back(body.find_input(text(image.other)));
+  const ir::Graph part = part_of(body, images);
   const Value v = part.outputs()[0].value;
   BodyCode code(part, kLanes, pointers, alignment);
   const Index at = code.at({{"at_image", Lanes::none}, {}, {}, {"channel", Lanes::unit}});
@@ -87,6 +90,7 @@ Code code_of(const ir::Graph& body, Value operand, Value image, const std::vecto
     code.bind(one.value, fmt::format("of.{}{}", name, is_run ? "[l]" : ""), is_run ? Lanes::any : Lanes::none);
   }
   code.bind(part.outputs()[1].value, "raw[l]");
+  if (image.other >= 0) code.bind(part.outputs()[2].value, "others[l]");
   made.result = code.unrounded(v, at);
   made.lane = code.take_before() + code.take_lane();
   return made;
@@ -107,8 +111,13 @@ std::optional<ImageOperand> image_operand(const ir::Graph& body, Value contracti
     const bool reads = std::ranges::any_of(node.operands, [&](Value v) { return varies[static_cast<size_t>(v.node)]; });
     const std::vector<int> inputs = image_inputs(body, id);
     if (!inputs.empty() && node.types[0] == type) {
-      if (found.value.valid()) return {};
-      found.value = {id, 0}, found.inputs = inputs;
+      const bool is_second = found.value.valid();
+      if (is_second && (found.other >= 0 || found.inputs.size() > 1 || inputs.size() > 1)) return {};
+      if (is_second) {
+        found.other = inputs[0];
+      } else {
+        found.value = {id, 0}, found.inputs = inputs;
+      }
     } else if (!reads) {
       if (!is_repeated(node, type.shape)) return {};
       continue;
@@ -129,7 +138,8 @@ std::optional<ImageOperand> image_operand(const ir::Graph& body, Value contracti
   int inputs = 0;
   for (const int id : body.leaves(Op::input)) inputs = std::max(inputs, input_number(body.node(id)) + 1);
   const std::vector<std::string> pointers(static_cast<size_t>(inputs), "p");
-  if (found.has_prologue && code_of(body, operand, found.value, pointers, {}).runs > kMostKept) return {};
+  const size_t most = found.other >= 0 ? kMostKeptOfTwo : kMostKept;
+  if (found.has_prologue && code_of(body, found, operand, pointers, {}).runs > most) return {};
   return found;
 }
 
@@ -147,16 +157,19 @@ std::vector<int> prologue_inputs(const ir::Graph& body, Value operand) {
   return inputs;
 }
 
-std::string prologue_code(const KernelSpec& spec, Value operand, Value image, const std::vector<std::string>& pointers,
-                          const std::string& declarations) {
-  const Code code = code_of(spec.body, operand, image, pointers, spec.alignment);
-  return filled(R"(struct Channels {
+std::string prologue_code(const KernelSpec& spec, const ImageOperand& image, Value operand,
+                          const std::vector<std::string>& pointers, const std::string& declarations,
+                          const std::string& suffix) {
+  const Code code = code_of(spec.body, image, operand, pointers, spec.alignment);
+  const std::string other =
+      image.other < 0 ? "prologue::Alone" : fmt::format("prologue::Beside<{}>", spec.body.type(operand).shape.back());
+  return filled(R"(struct Channels$suffix {
 $fields};
-const auto channels_at = [&]([[maybe_unused]] index_t at_image, [[maybe_unused]] index_t channel,
+const auto channels_at$suffix = [&]([[maybe_unused]] index_t at_image, [[maybe_unused]] index_t channel,
                             [[maybe_unused]] const float* made) {
-$hoisted  return Channels{$values};
+$hoisted  return Channels$suffix{$values};
 };
-const auto transformed = [&]([[maybe_unused]] const Channels& of, const Run<float, $lanes>& raw) {
+const auto transformed$suffix = [&]([[maybe_unused]] const Channels$suffix& of, const Run<float, $lanes>& raw$others) {
   Run<float, $lanes> value;
 #pragma unroll
   for (int l = 0; l < $lanes; ++l) {
@@ -164,12 +177,17 @@ $lane    value[l] = $result;
   }
   return value;
 };
+const $other other$suffix{$pointer};
 )",
-                {{"fields", code.fields},
+                {{"suffix", suffix},
+                 {"fields", code.fields},
                  {"hoisted", indented(declarations + code.hoisted, 2)},
                  {"values", code.values},
                  {"lanes", text(kLanes)},
+                 {"others", image.other < 0 ? "" : fmt::format(", const Run<float, {}>& others", kLanes)},
                  {"lane", indented(code.lane, 4)},
+                 {"other", other},
+                 {"pointer", image.other < 0 ? "" : pointers[static_cast<size_t>(image.other)]},
                  {"result", code.result}});
 }
 

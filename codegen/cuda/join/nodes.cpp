@@ -145,7 +145,8 @@ class Mover {
   /// The graph in its new order.
   Graph run(std::vector<passes::NodeRange>& together) {
     for (int id = 0; id < graph_.size(); ++id) {
-      if (graph_.node(id).op == Op::input || graph_.node(id).op == Op::state) place(id);
+      const Op op = graph_.node(id).op;
+      if (op == Op::input || op == Op::state || op == Op::carry) place(id);
     }
     for (int id = 0; id < graph_.size(); ++id) meet(id);
     for (int id = 0; id < graph_.size(); ++id) {

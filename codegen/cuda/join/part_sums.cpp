@@ -123,7 +123,7 @@ bool TakenSums::take(std::span<const PartSums> sums) {
     spec_->operands[operand] = parts.at(input);
     spec_->alignment[operand] = kWorkspaceAlignment;
   }
-  return accepts_with_preamble(*spec_);
+  return accepts_with_preamble(*spec_) || accepts_conv_wgmma(*spec_);
 }
 
 }  // namespace difuse::codegen::cuda

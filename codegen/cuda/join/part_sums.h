@@ -1,8 +1,9 @@
 // Sums of an image's parts, computed by who reads them.
 //
 // Before: a second stage that adds the parts that a kernel left of each image's channels, and waits for the node that
-// reads the sums (order.h), a loop over images. After: that loop's kernel adds the parts of its image before the loop,
-// in the second stage's order, and stores the sums for whoever reads them later. No bit changes, a launch is gone.
+// reads the sums (order.h), a loop over images or a convolution whose prologue repeats what is made of them. After:
+// that kernel adds the parts of its image before, in the second stage's order, and stores the sums for whoever reads
+// them later. No bit changes, a launch is gone.
 //
 // Cost: every block reads its image's parts, which L2 answers: only where those are few beside what the loop reads and
 // writes of an image. The batch has no say, so the kernels are the same at every batch.

@@ -424,13 +424,19 @@ BodyCode::Written BodyCode::scatter_add(const ir::Node& node, const Index& index
   return {sum, Lanes::any};
 }
 
-BodyCode::Written BodyCode::draw(const ir::Node& node, const Index& index) {
-  const Written low = write(node.operands[0], at({{"0", Lanes::none}})),
-                high = write(node.operands[0], at({{"1", Lanes::none}}));
+BodyCode::Key BodyCode::key_of(const ir::Node& draw, const Index& index) {
   Index of_sample = at({index.coords[0]});
   of_sample.valid = index.valid;
   of_sample.valid_lanes = index.valid_lanes;
-  const Written sample = write(node.operands[1], of_sample), step = write(node.operands[2], at({}));
+  const auto seed = [&](const char* word) { return write(draw.operands[0], at({{word, Lanes::none}})); };
+  const Written low = seed("0"), high = seed("1");
+  return {low, high, write(draw.operands[1], of_sample), write(draw.operands[2], at({}))};
+}
+
+void BodyCode::write_key(const ir::Node& draw, const Index& index) { key_of(draw, index); }
+
+BodyCode::Written BodyCode::draw(const ir::Node& node, const Index& index) {
+  const auto [low, high, sample, step] = key_of(node, index);
   const ir::Shape& shape = node.types[0].shape;
   Index inside = at({index.coords.begin() + 1, index.coords.end()});
   const Term element = offset({shape.begin() + 1, shape.end()}, inside);

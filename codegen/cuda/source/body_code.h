@@ -68,6 +68,10 @@ class BodyCode {
   /// The same, before the rounding that storing the value does anyway: for store_run.
   std::string unrounded(ir::Value v, const Index& index);
 
+  /// Writes what the node, a random draw, has in common with the others of its image: what is written later for any
+  /// index of that image refers to it.
+  void write_key(const ir::Node& draw, const Index& index);
+
   /// From now on loads that all lanes share are kept out of take_before, which then refers to them by name; so that
   /// they can be done long before. Nothing is kept out where the body computes an index (Op::gather).
   void keep_shared_loads();
@@ -114,6 +118,11 @@ class BodyCode {
   Written concat(const ir::Node& node, const Index& index);
   Written gather(const ir::Node& node, const Index& index);
   Written scatter_add(const ir::Node& node, const Index& index);
+  /// What a draw is keyed by.
+  struct Key {
+    Written low, high, sample, step;
+  };
+  Key key_of(const ir::Node& draw, const Index& index);
   Written draw(const ir::Node& node, const Index& index);
   /// A new constant of this type, written where its lanes allow.
   Written define(Lanes lanes, ir::DType dtype, const std::string& expression);

@@ -121,6 +121,11 @@ Hoisted hoist(BodyCode& code, const ir::Graph& body, const Index& index, const i
     lane += fmt::format("{}[l] = {};\n", name, x);
     made.kept.push_back({v, name + "[l]", name});
   }
+  for (int id = 0; id < body.size(); ++id) {
+    const Node& node = body.node(id);
+    const bool has_image = begin > 0 && live[static_cast<size_t>(id)] && ir::has_trait(node, ir::kRandom);
+    if (has_image && node.types[0].shape == shape) code.write_key(node, index);
+  }
   made.text = code.take_before() + runs;
   if (!lane.empty()) {
     made.text += fmt::format("#pragma unroll\nfor (int l = 0; l < {}; ++l) {{\n{}}}\n", lanes,

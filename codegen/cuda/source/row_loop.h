@@ -44,8 +44,8 @@ struct Hoisted {
   std::vector<Kept> kept;
 };
 /// Statements that compute, before a loop over the dimensions of `shape` from `begin` up to `end`, what those have in
-/// common: operands that a broadcast repeats along them, and what is computed of those alone. `code` then knows these
-/// values. `index` is that of any row.
+/// common: operands that a broadcast repeats along them, what is computed of those alone, and what an image's draws are
+/// keyed by. `code` then knows these values. `index` is that of any row.
 Hoisted hoist(BodyCode& code, const ir::Graph& body, const Index& index, const ir::Shape& shape, size_t begin,
               size_t end, int lanes);
 /// Neighbouring runs of one block, of `runs` in all: at least `least`, a power of two, where there are so many, with

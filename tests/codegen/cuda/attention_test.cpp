@@ -77,6 +77,7 @@ struct Problem {
   std::vector<size_t> unwanted = {};
   ir::DeviceSpec device = *ir::find_device_spec("h100");
   bool find_races = false;
+  bool tf32 = false;  ///< All operands hold floats rounded to tf32.
 
   const Type& operand(size_t i) const { return body.type(body.find_input(std::to_string(i))); }
   const Type& result(size_t r) const { return body.type(body.outputs()[r].value); }
@@ -93,6 +94,7 @@ struct Problem {
     for (size_t i = 0; i < body.leaves(ir::Op::input).size(); ++i) {
       spec.operands.push_back(place(operand(i)));
       spec.alignment.push_back(alignment);
+      spec.is_tf32.push_back(tf32);
     }
     for (size_t r = 0; r < body.outputs().size(); ++r) {
       spec.results.push_back(std::ranges::count(unwanted, r) > 0 ? Argument::number(0) : place(result(r)));
@@ -175,10 +177,11 @@ struct Case {
   int64_t length = 1, heads = 1, width = 8;
   QkvOrder order = QkvOrder::heads_first;
   int64_t images = 2, shift = 0;
+  bool tf32 = false;
 
   std::string name() const {
-    return fmt::format("{}_l{}_h{}_w{}_{}{}", ir::to_string(dtype), length, heads, width, ir::to_string(order),
-                       shift == 0 ? "" : fmt::format("_at{}", shift));
+    return fmt::format("{}_l{}_h{}_w{}_{}{}", tf32 ? "tf32" : ir::to_string(dtype), length, heads, width,
+                       ir::to_string(order), shift == 0 ? "" : fmt::format("_at{}", shift));
   }
   friend void PrintTo(const Case& c, std::ostream* to) { *to << c.name(); }
 
@@ -207,11 +210,16 @@ struct Case {
   }
 };
 
-Tensor random_tensor(const Type& type, uint64_t seed, double scale = 1) {
+double rounded_to(double x, DType dtype, bool tf32) {
+  if (!tf32) return ir::round_to(x, dtype);
+  return float_of((bits_of(static_cast<float>(x)) + 0x1000) & ~uint32_t{0x1fff});
+}
+
+Tensor random_tensor(const Type& type, uint64_t seed, double scale = 1, bool tf32 = false) {
   std::mt19937_64 random(seed);
   std::normal_distribution<double> normal(0.1, scale);
   Tensor t(type);
-  for (double& x : t.data) x = ir::round_to(normal(random), type.dtype);
+  for (double& x : t.data) x = rounded_to(normal(random), type.dtype, tf32);
   return t;
 }
 
@@ -228,8 +236,20 @@ TensorMap gradient_inputs(const Case& c, const Tensor& qkv, const Tensor& dout) 
       {"0", qkv}, {"1", rounded(forward.at("0"), c.dtype)}, {"2", rounded(forward.at("1"), DType::f32)}, {"3", dout}};
 }
 
+/// What may be multiplied.
+struct Kind {
+  DType dtype;
+  bool tf32 = false;
+};
+constexpr Kind kKinds[] = {{DType::f32}, {DType::f32, true}, {DType::bf16}};
+
 /// With 16-bit operands the weights are rounded to 8 or 11 bits: half a unit of each, and sums of many of them.
 double tolerance(DType dtype) { return dtype == DType::f32 ? 2e-6 : dtype == DType::bf16 ? 6e-3 : 7.5e-4; }
+/// In tf32 the tensor cores cut their sums off: half a last bit for each 8 products, of scores and of weighted rows.
+double tolerance(const Case& c) {
+  const auto products = static_cast<double>((c.width + 7) / 8 + (c.length + 7) / 8);
+  return tolerance(c.dtype) + (c.tf32 ? 2 * products * 0x1p-25 : 0);
+}
 
 void expect_reference(const Problem& problem, const TensorMap& inputs, double most) {
   const TensorMap got = run(problem, inputs), want = ir::run_reference(problem.body, inputs, {}).outputs;
@@ -242,12 +262,12 @@ void expect_reference(const Problem& problem, const TensorMap& inputs, double mo
 std::vector<Case> cases() {
   constexpr int64_t kLengths[] = {1, 7, 49, 64, 65, 100}, kWidths[] = {8, 20, 32, 64, 128, 256};
   std::vector<Case> all;
-  for (const DType dtype : {DType::f32, DType::bf16}) {
+  for (const auto& [dtype, tf32] : kKinds) {
     for (size_t w = 0; w < 6; ++w) {
       for (size_t l : {w, w + 3}) {
         const bool odd = (w + l) % 2 == 1;
         all.push_back({dtype, kLengths[(l + (dtype == DType::f32 ? 0 : 1)) % 6], odd ? 3 : 1, kWidths[w],
-                       (w + l / 3) % 2 == 0 ? QkvOrder::heads_first : QkvOrder::qkv_first});
+                       (w + l / 3) % 2 == 0 ? QkvOrder::heads_first : QkvOrder::qkv_first, 2, 0, tf32});
       }
     }
   }
@@ -259,6 +279,8 @@ std::vector<Case> cases() {
   all.push_back({DType::bf16, 40, 2, 36, QkvOrder::qkv_first, 1, 4});
   all.push_back({DType::bf16, 40, 2, 32, QkvOrder::qkv_first, 1, 8});
   all.push_back({DType::f32, 33, 1, 16, QkvOrder::heads_first, 1, 4});
+  all.push_back({DType::f32, 16, 4, 5, QkvOrder::heads_first, 2, 0, true});
+  all.push_back({DType::f32, 33, 1, 16, QkvOrder::heads_first, 1, 4, true});
   // Many columns.
   all.push_back({DType::f32, 20, 1, 384, QkvOrder::heads_first, 1});
   all.push_back({DType::bf16, 130, 1, 200, QkvOrder::qkv_first, 1});
@@ -272,40 +294,44 @@ class AttentionCase : public ::testing::TestWithParam<Case> {};
 TEST_P(AttentionCase, ValueAgreesWithTheReference) {
   const Case& c = GetParam();
   const Graph body = c.forward();
-  expect_reference({body, c.shift}, {{"0", random_tensor(c.qkv(), 1)}}, tolerance(c.dtype));
+  expect_reference({.body = body, .shift = c.shift, .tf32 = c.tf32}, {{"0", random_tensor(c.qkv(), 1, 1, c.tf32)}},
+                   tolerance(c));
 }
 
 TEST_P(AttentionCase, GradientAgreesWithTheReference) {
   const Case& c = GetParam();
   const Graph body = c.gradient(c.dtype);
-  const TensorMap inputs = gradient_inputs(c, random_tensor(c.qkv(), 2), random_tensor(c.out(c.dtype), 3));
-  expect_reference({body, c.shift}, inputs, tolerance(c.dtype));
+  const TensorMap inputs =
+      gradient_inputs(c, random_tensor(c.qkv(), 2, 1, c.tf32), random_tensor(c.out(c.dtype), 3, 1, c.tf32));
+  expect_reference({.body = body, .shift = c.shift, .tf32 = c.tf32}, inputs, tolerance(c));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, AttentionCase, ::testing::ValuesIn(cases()),
                          [](const auto& one) { return one.param.name(); });
 
 TEST(Attention, LargeScoresStayFinite) {
-  for (const DType dtype : {DType::f32, DType::bf16}) {
+  for (const auto& [dtype, tf32] : kKinds) {
     const Case c{dtype, 80, 1, 32, QkvOrder::heads_first};
     const Graph body = c.forward();
     // Scores of some hundreds: their own rounding, 2^-24 of them, is an error of the exponentials.
-    expect_reference({body}, {{"0", random_tensor(c.qkv(), 4, 12)}}, dtype == DType::f32 ? 1e-4 : 1e-2);
+    expect_reference({.body = body, .tf32 = tf32}, {{"0", random_tensor(c.qkv(), 4, 12, tf32)}},
+                     dtype == DType::f32 ? 1e-4 : 1e-2);
   }
 }
 
 TEST(Attention, MissingKeysOfVeryNegativeScoresAddNothing) {
-  for (const DType dtype : {DType::f32, DType::bf16}) {
+  for (const auto& [dtype, tf32] : kKinds) {
     const Case c{dtype, 80, 1, 32, QkvOrder::qkv_first};
-    Tensor qkv = random_tensor(c.qkv(), 16, 0.5);
+    Tensor qkv = random_tensor(c.qkv(), 16, 0.5, tf32);
     for (size_t i = 0; i < qkv.data.size(); ++i) {
       const double shift = i % 96 < 32 ? 6 : i % 96 < 64 ? -6 : 0;  // Scores about -200.
-      qkv.data[i] = ir::round_to(qkv.data[i] + shift, dtype);
+      qkv.data[i] = rounded_to(qkv.data[i] + shift, dtype, tf32);
     }
     const Graph forward = c.forward(), gradient = c.gradient(dtype);
     const double most = dtype == DType::f32 ? 1e-4 : 2e-2;
-    expect_reference({forward}, {{"0", qkv}}, most);
-    expect_reference({gradient}, gradient_inputs(c, qkv, random_tensor(c.out(dtype), 17)), most);
+    expect_reference({.body = forward, .tf32 = tf32}, {{"0", qkv}}, most);
+    expect_reference({.body = gradient, .tf32 = tf32},
+                     gradient_inputs(c, qkv, random_tensor(c.out(dtype), 17, 1, tf32)), most);
   }
 }
 
@@ -360,10 +386,11 @@ Tensor second_image(const Tensor& batch) {
 }
 
 TEST(Attention, AnImagesBitsDoNotDependOnTheBatch) {
-  for (const DType dtype : {DType::f32, DType::bf16}) {
+  for (const auto& [dtype, tf32] : kKinds) {
     for (const int64_t width : {32, 256}) {
       Case c{dtype, 65, width == 32 ? 2 : 1, width, QkvOrder::qkv_first, 3};
-      const TensorMap batch = gradient_inputs(c, random_tensor(c.qkv(), 10), random_tensor(c.out(dtype), 11));
+      const TensorMap batch =
+          gradient_inputs(c, random_tensor(c.qkv(), 10, 1, tf32), random_tensor(c.out(dtype), 11, 1, tf32));
       TensorMap one;
       for (const auto& [name, tensor] : batch) one[name] = second_image(tensor);
       const Graph forward = c.forward(), gradient = c.gradient(dtype);
@@ -380,19 +407,21 @@ TEST(Attention, AnImagesBitsDoNotDependOnTheBatch) {
           EXPECT_EQ(second_image(all.at(name)).data, tensor.data) << name;
         }
       };
-      expect_same({forward}, {{"0", batch.at("0")}}, {one_forward}, {{"0", one.at("0")}});
-      expect_same({gradient}, batch, {one_gradient}, one);
+      expect_same({.body = forward, .tf32 = tf32}, {{"0", batch.at("0")}}, {.body = one_forward, .tf32 = tf32},
+                  {{"0", one.at("0")}});
+      expect_same({.body = gradient, .tf32 = tf32}, batch, {.body = one_gradient, .tf32 = tf32}, one);
     }
   }
 }
 
 TEST(Attention, BlocksDoNotChangeBits) {
-  for (const DType dtype : {DType::f32, DType::bf16}) {
+  for (const auto& [dtype, tf32] : kKinds) {
     for (const int64_t width : {24, 136}) {
       const Case c{dtype, 140, 1, width, QkvOrder::heads_first, 1};
       const Graph forward = c.forward(), gradient = c.gradient(dtype);
-      const TensorMap inputs = gradient_inputs(c, random_tensor(c.qkv(), 12), random_tensor(c.out(dtype), 13));
-      Problem problem{forward}, gradient_problem{gradient};
+      const TensorMap inputs =
+          gradient_inputs(c, random_tensor(c.qkv(), 12, 1, tf32), random_tensor(c.out(dtype), 13, 1, tf32));
+      Problem problem{.body = forward, .tf32 = tf32}, gradient_problem{.body = gradient, .tf32 = tf32};
       const TensorMap value = run(problem, {{"0", inputs.at("0")}}), grad = run(gradient_problem, inputs);
       std::set<int> threads;
       for (const int64_t processors : {1, 32, 4096}) {
@@ -413,12 +442,13 @@ TEST(Attention, BlocksDoNotChangeBits) {
 }
 
 TEST(Attention, NothingRaces) {
-  for (const DType dtype : {DType::f32, DType::bf16}) {
+  for (const auto& [dtype, tf32] : kKinds) {
     for (const int64_t width : {20, 144}) {
       const Case c{dtype, 70, 1, width, QkvOrder::heads_first, 1};
       const Graph forward = c.forward(), gradient = c.gradient(dtype);
-      const TensorMap inputs = gradient_inputs(c, random_tensor(c.qkv(), 14), random_tensor(c.out(dtype), 15));
-      Problem problem{forward}, gradient_problem{gradient};
+      const TensorMap inputs =
+          gradient_inputs(c, random_tensor(c.qkv(), 14, 1, tf32), random_tensor(c.out(dtype), 15, 1, tf32));
+      Problem problem{.body = forward, .tf32 = tf32}, gradient_problem{.body = gradient, .tf32 = tf32};
       problem.find_races = gradient_problem.find_races = true;
       run(problem, {{"0", inputs.at("0")}});
       run(gradient_problem, inputs);
@@ -429,11 +459,11 @@ TEST(Attention, NothingRaces) {
 void expect_no_spills(int64_t length, const std::vector<int64_t>& widths) {
   const auto nvrtc = NvrtcLibrary::load();
   if (!nvrtc) GTEST_SKIP() << "no NVRTC";
-  for (const DType dtype : {DType::f32, DType::bf16}) {
+  for (const auto& [dtype, tf32] : kKinds) {
     for (const int64_t width : widths) {
       const Case c{dtype, length, 1, width, QkvOrder::qkv_first};
       for (const Graph& body : {c.forward(), c.gradient(dtype)}) {
-        for (const KernelDraft& draft : Problem{body}.emitted().drafts) {
+        for (const KernelDraft& draft : Problem{.body = body, .tf32 = tf32}.emitted().drafts) {
           EXPECT_LE(draft.shared_bytes, 99 * 1024) << c.name();
           expect_compiles(*nvrtc, draft, {"sm_80", "sm_90a"});
         }

@@ -56,6 +56,8 @@ inline ir::Tensor loaded(const ir::Type& type, const std::byte* bytes) {
       std::memcpy(&x, bytes + i * 4, 4);
     } else if (type.dtype == ir::DType::bf16) {
       std::memcpy(reinterpret_cast<std::byte*>(&x) + 2, bytes + i * 2, 2);
+    } else if (type.dtype == ir::DType::u8) {
+      x = static_cast<float>(bytes[i]);
     } else {
       _Float16 half;
       std::memcpy(&half, bytes + i * 2, 2);

@@ -30,9 +30,10 @@ struct Shapes {
   int64_t taps = 3, pad = 1;
   bool is_turned = false;     ///< conv_dgrad: c are the gradient's channels, k the image's.
   DType dtype = DType::bf16;  ///< Of images and filters.
+  int64_t stride = 1;         ///< Of a conv_fprop.
 };
 
-enum class After : uint8_t { nothing, bias, time, residual, all };
+enum class After : uint8_t { nothing, bias, time, residual, all, masked, parts };
 /// What is done with the image before it is multiplied: a normalise and a SiLU, or less.
 enum class Before : uint8_t { nothing, scale, normalise, finish };
 
@@ -80,14 +81,23 @@ inline Graph conv(const Shapes& s, After after = After::nothing, Before before =
   const int64_t border = s.taps - 1 - s.pad;
   Value x = s.is_turned ? b.conv_dgrad(image, b.input("1", {s.dtype, {s.c, s.taps, s.taps, s.k}}),
                                        {1, border, s.h + s.taps - 1 - 2 * border, s.w + s.taps - 1 - 2 * border})
-                        : b.conv_fprop(image, b.input("1", {s.dtype, {s.k, s.taps, s.taps, s.c}}), 1, s.pad);
+                        : b.conv_fprop(image, b.input("1", {s.dtype, {s.k, s.taps, s.taps, s.c}}), s.stride, s.pad);
   const Shape shape = b.shape(x);
   const auto input = [&](const Type& type) { return b.input(std::to_string(inputs++), type); };
   const bool all = after == After::all;
   if (all || after == After::bias) x = b.add(x, b.broadcast_channels(input({DType::f32, {s.k}}), shape));
   if ((all && s.taps > 1) || after == After::time)
     x = b.add(x, b.broadcast_image_channels(input({DType::f32, {s.n, s.k}}), shape));
-  if (all || after == After::residual) x = b.add(b.cast(input({s.dtype, shape}), DType::f32), x);
+  if (after == After::parts) {  // A row of each image has a scale and a shift.
+    const Value row = input({DType::f32, {s.n, 2 * s.k}});
+    const auto part = [&](int64_t i) {
+      return b.broadcast_image_channels(b.slice(row, 1, i * s.k, (i + 1) * s.k), shape);
+    };
+    x = b.add(b.mul(x, part(0)), part(1));
+  }
+  const bool masked = after == After::masked;  // By bytes, beside a residual.
+  if (all || masked || after == After::residual) x = b.add(b.cast(input({s.dtype, shape}), DType::f32), x);
+  if (masked) x = b.mul(x, b.cast(input({DType::u8, shape}), DType::f32));
   if (all) x = b.silu(x);
   body.set_output("0", b.cast(x, s.dtype));
   for (size_t i = 0; i < stored.size(); ++i) body.set_output(std::to_string(i + 1), stored[i]);

@@ -33,6 +33,11 @@ Graph conv_and_its_sum() {
   return graph;
 }
 
+Graph strided(Shapes shapes, After after) {
+  shapes.stride = 2;
+  return conv(shapes, after);
+}
+
 std::vector<ConvCase> cases() {
   return {
       // Images of one tile, several to a tile, higher and wider than a tile; parts of tiles at every edge.
@@ -41,6 +46,18 @@ std::vector<ConvCase> cases() {
       {"odd_channels", conv({3, 14, 9, 72, 40}, After::all)},
       {"small_images", conv({5, 7, 7, 136, 72}, After::all)},
       {"tiny_images", conv({3, 3, 5, 16, 72}, After::time)},
+      // Images side by side in a tile: of 4 pixels' width and less, of 2 and less, higher than a tile.
+      {"images_abreast", conv({8, 4, 4, 64, 64}, After::residual)},
+      {"images_abreast_odd", conv({3, 4, 4, 96, 40}, After::all)},
+      {"images_abreast_ring", conv({21, 4, 4, 264, 72}, After::all)},
+      {"images_abreast_narrow", conv({7, 5, 3, 40, 136}, After::time)},
+      {"images_abreast_high", conv({3, 45, 4, 40, 64}, After::residual)},
+      {"images_abreast_wide_border", conv({5, 2, 2, 40, 64, 3, 2}, After::bias)},
+      {"images_abreast_no_border", conv({5, 6, 5, 40, 64, 3, 0}, After::all)},
+      {"images_abreast_turned", conv({9, 4, 4, 136, 72, 3, 1, true}, After::residual)},
+      {"images_abreast_concat", conv({6, 4, 4, 136, 64}, After::residual, Before::nothing, 64)},
+      {"four_images_abreast", conv({9, 2, 2, 72, 64}, After::all)},
+      {"four_images_abreast_of_one_pixel", conv({5, 1, 1, 72, 64}, After::time)},
       {"high_image", conv({1, 45, 10, 64, 64}, After::residual)},
       {"no_border", conv({2, 12, 11, 40, 64, 3, 0}, After::bias)},
       {"wide_border", conv({1, 9, 6, 40, 64, 3, 2}, After::time)},
@@ -49,12 +66,30 @@ std::vector<ConvCase> cases() {
       {"pointwise", conv({3, 5, 7, 72, 136, 1, 0}, After::all)},
       {"pointwise_ring", conv({2, 10, 14, 1600, 40, 1, 0}, After::residual)},
       {"one_pixel", conv({1, 1, 1, 8, 8, 1, 0}, After::bias)},
+      // Every second pixel, of even and odd extents.
+      {"strided", strided({2, 16, 16, 64, 64}, After::bias)},
+      {"strided_odd", strided({3, 17, 15, 72, 136}, After::all)},
+      {"strided_no_border", strided({2, 20, 13, 40, 64, 3, 0}, After::time)},
+      {"strided_wide_border", strided({1, 31, 11, 40, 64, 3, 2}, After::residual)},
+      {"strided_ring", strided({2, 32, 16, 264, 64}, After::all)},
+      {"strided_abreast", strided({9, 8, 8, 72, 64}, After::all)},
+      {"strided_abreast_odd", strided({7, 11, 7, 40, 136}, After::residual)},
+      {"strided_abreast_no_border", strided({5, 9, 8, 72, 40, 3, 0}, After::time)},
+      {"strided_four_abreast", strided({19, 4, 3, 64, 72}, After::bias)},
+      {"strided_concat", conv({2, 16, 16, 136, 64, 3, 1, false, DType::bf16, 2}, After::bias, Before::nothing, 64)},
       // The filter where it lies.
       {"turned", conv({2, 18, 9, 72, 40, 3, 1, true}, After::all)},
       {"turned_ring", conv({2, 8, 16, 328, 136, 3, 1, true}, After::residual)},
       {"turned_no_border", conv({2, 7, 9, 40, 64, 3, 0, true}, After::bias)},
       {"turned_pointwise", conv({3, 5, 7, 136, 72, 1, 0, true}, After::bias)},
       {"sum_before_rounding", conv_and_its_sum()},
+      {"parts_of_rows", conv({3, 14, 9, 72, 40}, After::parts)},
+      // A mask beside the residual, in bytes.
+      {"masked", conv({2, 18, 9, 72, 48}, After::masked)},
+      {"masked_small_images", conv({5, 7, 7, 136, 80}, After::masked)},
+      {"masked_turned_ring", conv({2, 8, 16, 328, 144, 3, 1, true}, After::masked)},
+      {"masked_pointwise", conv({3, 5, 7, 72, 144, 1, 0}, After::masked)},
+      {"masked_in_place", conv({2, 9, 8, 64, 64}, After::masked), {.in_place = {{0, 2}}}},
       // What is computed of the image first, in images of one tile, several to a tile, and parts of tiles; the border
       // stays zero.
       {"prologue", conv({2, 18, 12, 64, 64}, After::bias, Before::normalise)},
@@ -91,14 +126,26 @@ INSTANTIATE_TEST_SUITE_P(All, ConvWgmmaCase, ::testing::ValuesIn(cases()),
 
 TEST(ConvWgmma, AnImageHasTheSameBitsInEveryBatchFromOneSource) {
   expect_same_bits_in_every_batch_from_one_source([](int64_t n) { return conv({n, 7, 9, 72, 64}, After::all); });
+  expect_same_bits_in_every_batch_from_one_source([](int64_t n) { return conv({n, 4, 4, 72, 64}, After::all); });
 }
 
 /// Bodies whose candidates are of every kind: taps resident or not, halos of one chunk or several, of a consumer or
 /// shared by two or three, several images.
 std::vector<Graph> tiled() {
-  return {conv({2, 18, 9, 64, 64}, After::residual), conv({2, 16, 16, 136, 72}, After::bias),
-          conv({5, 7, 7, 64, 136}, After::time), conv({2, 9, 20, 192, 136, 1, 0}, After::all),
-          conv({3, 7, 7, 136, 72, 3, 1, true}, After::residual)};
+  return {conv({2, 18, 9, 64, 64}, After::residual),
+          conv({2, 16, 16, 136, 72}, After::bias),
+          conv({5, 7, 7, 64, 136}, After::time),
+          conv({2, 9, 20, 192, 136, 1, 0}, After::all),
+          conv({3, 7, 7, 136, 72, 3, 1, true}, After::residual),
+          conv({3, 18, 9, 64, 144}, After::masked)};
+}
+/// Likewise of images abreast, beside which three consumers have no room for a halo each.
+std::vector<Graph> tiled_abreast() {
+  return {conv({5, 4, 4, 72, 192}, After::all), conv({9, 4, 4, 64, 128}, After::residual),
+          conv({9, 4, 4, 64, 144}, After::masked), conv({19, 2, 2, 64, 64, 3, 1, true}, After::residual)};
+}
+std::vector<Graph> tiled_strided() {
+  return {strided({3, 30, 15, 72, 128}, After::bias), strided({9, 8, 8, 72, 128}, After::residual)};
 }
 /// Likewise with a prologue, which leaves room for fewer consumers.
 std::vector<Graph> tiled_with_prologue() {
@@ -140,6 +187,26 @@ TEST(ConvWgmmaTiles, NoneChangesABit) {
   EXPECT_GT(seen.size(), 12u);
 }
 
+/// Tiles of each kind of consumers, with each number of pixels and images, once for each body.
+std::set<std::string> expect_same_bits_of_teams(const std::vector<Graph>& bodies) {
+  std::set<std::string> seen;
+  for (const Graph& body : bodies) {
+    std::set<std::string> teams;
+    expect_same_bits(body, seen, [&](const std::string& tile) {
+      return teams.insert(tile.substr(0, tile.find(' ')) + team(tile)).second;
+    });
+  }
+  return seen;
+}
+
+TEST(ConvWgmmaTiles, NoneChangesABitOfAStride) { EXPECT_GT(expect_same_bits_of_teams(tiled_strided()).size(), 5u); }
+
+TEST(ConvWgmmaTiles, NoneChangesABitOfImagesAbreast) {
+  const std::set<std::string> seen = expect_same_bits_of_teams(tiled_abreast());
+  EXPECT_GT(seen.size(), 8u);
+  for (const std::string& tile : seen) EXPECT_TRUE(tile.starts_with("4x4x") || tile.starts_with("2x2x")) << tile;
+}
+
 TEST(ConvWgmmaTiles, NoneChangesABitOfAPrologue) {
   std::set<std::string> seen;
   for (const Graph& body : tiled_with_prologue()) {
@@ -154,6 +221,8 @@ TEST(ConvWgmmaTiles, NoneChangesABitOfAPrologue) {
 TEST(SlowConvWgmmaTiles, NoneOfAllChangesABit) {
   std::set<std::string> seen;
   for (const Graph& body : tiled()) expect_same_bits(body, seen, [](const std::string&) { return true; });
+  for (const Graph& body : tiled_abreast()) expect_same_bits(body, seen, [](const std::string&) { return true; });
+  for (const Graph& body : tiled_strided()) expect_same_bits(body, seen, [](const std::string&) { return true; });
   for (const Graph& body : tiled_with_prologue()) expect_same_bits(body, seen, [](const std::string&) { return true; });
   EXPECT_GT(seen.size(), 60);
 }
@@ -195,6 +264,7 @@ void expect_compile(const Graph& body, size_t most) {
 
 TEST(ConvWgmmaTiles, ThoseOfASmallImageCompileWithoutSpills) {
   expect_compile(conv({32, 8, 8, 128, 64, 3, 1, true}, After::residual), 6);
+  expect_compile(conv({32, 4, 4, 256, 256}, After::residual), 6);
 }
 
 // Those of the best estimates share halos, beside transformers too.
@@ -205,9 +275,12 @@ TEST(ConvWgmmaTiles, ThoseOfManyOutputsCompileWithoutSpills) {
 
 TEST(SlowConvWgmmaTiles, AllCompileWithoutSpills) {
   std::vector<Graph> bodies = tiled();
+  for (const Graph& body : tiled_abreast()) bodies.push_back(body);
+  for (const Graph& body : tiled_strided()) bodies.push_back(body);
   bodies.push_back(conv({2, 32, 32, 448, 64}, After::all));
   bodies.push_back(conv({2, 8, 8, 256, 64}, After::all));
   bodies.push_back(conv({2, 64, 64, 64, 64}, After::residual));
+  bodies.push_back(conv({2, 32, 32, 128, 128, 3, 1, true}, After::masked));
   bodies.push_back(conv({2, 16, 16, 192, 192, 1, 0, true}, After::residual));
   for (const Graph& body : bodies) expect_compile(body, 1000);
 }
@@ -240,6 +313,10 @@ TEST(ConvWgmma, ABlockGoesOnThroughATightRing) {
        {16, 1, 6, 6, 1, 2}},                                        // An operand whose slot another one has next.
       {{3, 18, 20, 64, 136}, After::residual, {8, 1, 2, 4, 1, 2}},  // A ring, of one chunk.
       {{5, 7, 7, 136, 72}, After::residual, {8, 2, 2, 3, 1, 1}},    // Of several.
+      // A mask, whose tile makes an operand larger than a halo, and with a slot of its consumer's own.
+      {{3, 40, 20, 64, 64}, After::masked, {16, 1, 3, 9, 1, 2}},
+      {{5, 7, 7, 136, 80}, After::masked, {8, 2, 2, 3, 1, 1}},
+      {{3, 18, 20, 64, 128}, After::masked, {8, 1, 2, 9, 1, 2, true}},
       // Transformers in turns, of sets of tiles with an even and an odd number of copies.
       {{3, 40, 20, 64, 64}, After::residual, {16, 1, 4, 9, 1, 2}, Before::normalise},
       {{5, 7, 7, 136, 72}, After::nothing, {8, 2, 2, 3, 1, 1}, Before::scale},
@@ -252,6 +329,11 @@ TEST(ConvWgmma, ABlockGoesOnThroughATightRing) {
       {{5, 7, 7, 136, 192, 3, 1, true}, After::bias, {8, 1, 2, 2, 1, 3, true}},
       {{3, 18, 20, 64, 128}, After::residual, {16, 1, 2, 2, 1, 2, true}, Before::normalise},
       {{5, 7, 7, 72, 136}, After::residual, {8, 1, 3, 4, 1, 3, true}, Before::finish},
+      // Images abreast: a halo for each consumer or one for two, taps resident or not, an operand.
+      {{35, 4, 4, 64, 64}, After::residual, {.rows = 4, .images = 2, .halo_slots = 3, .tap_slots = 9, .abreast = 2}},
+      {{35, 4, 4, 136, 64}, After::bias, {.rows = 4, .images = 2, .halo_slots = 4, .tap_slots = 2, .abreast = 2}},
+      {{35, 4, 4, 136, 128}, After::residual, {4, 2, 2, 2, 1, 2, true, 2}},
+      {{5, 16, 16, 136, 72, 3, 1, false, DType::bf16, 2}, After::residual, {8, 1, 4, 2, 1, 2}},  // Every second pixel.
       // Images of many strips, in whose midst a block may begin; more parts than a thread holds at once.
       {{3, 40, 20, 64, 64}, After::residual, {16, 1, 4, 9, 1, 2}, Before::finish},
       {{3, 18, 20, 64, 128}, After::residual, {16, 1, 2, 2, 1, 2, true}, Before::finish},
@@ -261,7 +343,7 @@ TEST(ConvWgmma, ABlockGoesOnThroughATightRing) {
     const Placed placed = place(body, {}, h100());
     const FinishedSpec finished(placed.spec);
     Recorder recorder;
-    recorder.launch(halo_conv_kernel(finished.spec(), *halo_conv(finished.spec()), row.tile));
+    recorder.launch(halo_conv_kernel(finished.spec(), *finished.conv(), row.tile));
     recorder.drafts.front().grid.x = 1;
     const ir::TensorMap inputs = random_inputs(body, false);
     expect_reference(body, inputs, run_drafts(placed, recorder, inputs, "sm_90a"), false);
@@ -327,6 +409,29 @@ TEST(ConvWgmmaTiles, AreThoseThatWereMeasuredToBeFast) {
   }
 }
 
+/// A convolution times so many tensors of its result's shape in bf16 and in bytes.
+Graph multiplied(int64_t channels, int residuals, int masks) {
+  Graph body("body");
+  Builder b(body);
+  const Value image = b.input("0", {DType::bf16, {2, 16, 16, 64}});
+  Value x = b.conv_fprop(image, b.input("1", {DType::bf16, {channels, 3, 3, 64}}), 1, 1);
+  for (int i = 0; i < residuals + masks; ++i) {
+    const DType dtype = i < residuals ? DType::bf16 : DType::u8;
+    x = b.mul(x, b.cast(b.input(std::to_string(i + 2), {dtype, b.shape(x)}), DType::f32));
+  }
+  body.set_output("0", b.cast(x, DType::bf16));
+  return body;
+}
+
+TEST(ConvWgmma, TakesOneMaskBesideAResidualInWholeRunsOfChannels) {
+  const auto takes = [](const Graph& body) { return accepts_conv_wgmma(place(body, {}, h100()).spec); };
+  EXPECT_TRUE(takes(multiplied(80, 1, 1)));
+  EXPECT_FALSE(takes(multiplied(72, 1, 1)));
+  EXPECT_FALSE(takes(multiplied(80, 0, 1)));
+  EXPECT_FALSE(takes(multiplied(80, 1, 2)));
+  EXPECT_FALSE(takes(multiplied(80, 2, 1)));
+}
+
 TEST(ConvWgmmaMaps, SayWhichWayAFilterLies) {
   const Graph body = conv({3, 8, 8, 64, 192, 3, 1, true});
   const Placed placed = place(body, {}, h100());
@@ -362,6 +467,35 @@ TEST(ConvWgmmaMaps, SayWhereTensorsLie) {
   }
 }
 
+// Every second column, and all rows.
+TEST(ConvWgmmaMaps, SayWhatAStrideSkips) {
+  const Graph body = strided({7, 32, 30, 64, 64}, After::nothing);
+  const Placed placed = place(body, {}, h100());
+  const KernelDraft draft = halo_conv_kernel(placed.spec, *halo_conv(placed.spec), {8, 2, 2, 4, 1, 1});
+  const int64_t c = 64 * 2;
+  EXPECT_TRUE(
+      draft.tensor_maps.at(0) ==
+      (TensorMapSpec{
+          placed.spec.operands[0], DType::bf16, {64, 30, 32, 7}, {c, 30 * c, 960 * c}, {64, 18, 17, 2}, {1, 2, 1, 1}}));
+}
+
+// Row after row of all images in a box, and of the halo no border to the left and right.
+TEST(ConvWgmmaMaps, SayWhereImagesAbreastLie) {
+  const Graph body = conv({7, 4, 3, 64, 192});
+  const Placed placed = place(body, {}, h100());
+  const HaloTile tile{.rows = 4, .images = 2, .halo_slots = 4, .tap_slots = 4, .abreast = 2};
+  const KernelDraft draft = halo_conv_kernel(placed.spec, *halo_conv(placed.spec), tile);
+  const int64_t c = 64 * 2, k = 192 * 2;
+  EXPECT_TRUE(
+      draft.tensor_maps.at(0) ==
+      (TensorMapSpec{
+          placed.spec.operands[0], DType::bf16, {64, 3, 7, 4}, {c, 12 * c, 3 * c}, {64, 4, 4, 6}, {1, 1, 1, 1}}));
+  EXPECT_TRUE(
+      draft.tensor_maps.at(2) ==
+      (TensorMapSpec{
+          placed.spec.results[0], DType::bf16, {192, 3, 7, 4}, {k, 12 * k, 3 * k}, {64, 4, 4, 4}, {1, 1, 1, 1}}));
+}
+
 TEST(ConvWgmma, LeavesTheRestToOthers) {
   const auto accepts = [](const Graph& body, const char* device = "h100", const Places& places = {}) {
     return accepts_conv_wgmma(place(body, places, *ir::find_device_spec(device)).spec);
@@ -386,9 +520,15 @@ TEST(ConvWgmma, LeavesTheRestToOthers) {
     const Value x = b.input("0", image), y = b.conv_fprop(x, b.input("1", filter), 1, 1);
     b.graph().set_output("0", b.cast(b.add(y, b.cast(x, DType::f32)), DType::bf16));
   })));
-  // Another stride, an f32 result, two results, two residuals, one that is moved.
+  EXPECT_FALSE(accepts(changed([&](Builder& b) {  // Sums that are of no image.
+    const Value x = b.exp(b.input("0", {DType::f32, {64, 256}}));
+    b.graph().set_output("0", b.sum_all(x)), b.graph().set_output("1", b.neg(x));
+  })));
+  EXPECT_TRUE(accepts(strided({2, 9, 9, 64, 64}, After::nothing)));
+  EXPECT_FALSE(accepts(strided({2, 9, 9, 64, 64, 1, 0}, After::nothing)));
+  // A larger stride, an f32 result, two results, two residuals, one that is moved.
   EXPECT_FALSE(accepts(changed([&](Builder& b) {
-    b.graph().set_output("0", b.cast(b.conv_fprop(b.input("0", image), b.input("1", filter), 2, 1), DType::bf16));
+    b.graph().set_output("0", b.cast(b.conv_fprop(b.input("0", image), b.input("1", filter), 3, 1), DType::bf16));
   })));
   EXPECT_FALSE(accepts(changed(
       [&](Builder& b) { b.graph().set_output("0", b.conv_fprop(b.input("0", image), b.input("1", filter), 1, 1)); })));
@@ -424,14 +564,17 @@ TEST(ConvWgmma, LeavesOtherPrologues) {
   EXPECT_TRUE(accepts(silu));
   EXPECT_FALSE(accepts(silu, true));
   EXPECT_FALSE(accepts([](Builder& b, Value x) { return b.reverse(x, 2); }));
-  // By something else of the image's size, in f32, in bf16; of a pixel.
+  // By something else of the image's size, in f32, in bf16, which there may be one of; of a pixel.
   const auto by = [&](const std::function<Value(Builder&)>& factor) {
     return [&, factor](Builder& b, Value x) {
       return b.cast(b.mul(b.cast(x, DType::f32), b.cast(factor(b), DType::f32)), DType::bf16);
     };
   };
   EXPECT_FALSE(accepts(by([&](Builder& b) { return b.input("2", {DType::f32, image.shape}); })));
-  EXPECT_FALSE(accepts(by([&](Builder& b) { return b.input("2", image); })));
+  EXPECT_TRUE(accepts(by([&](Builder& b) { return b.input("2", image); })));
+  EXPECT_FALSE(accepts(by([&](Builder& b) {
+    return b.mul(b.cast(b.input("2", image), DType::f32), b.cast(b.input("3", image), DType::f32));
+  })));
   EXPECT_FALSE(accepts(by([&](Builder& b) {
     return b.broadcast(b.input("2", {DType::f32, {8, 8}}), image.shape, {1, 2});
   })));

@@ -27,6 +27,7 @@ struct Norm {
   std::vector<int64_t> channels;  ///< Of each tensor whose moments there are.
   DType dtype = DType::bf16;
   bool concatenated = false, stores_statistics = false;
+  bool drops = false;  ///< Some elements are drawn to be zero: which ones are left is stored, too, as bytes.
 };
 
 /// silu((x - mean) (rstd gamma) + beta) of an image, from moments.
@@ -52,11 +53,19 @@ Graph normalised(const Norm& norm) {
   const Value scale = b.mul(s.rstd, b.broadcast(gamma, {norm.n, channels}, {1}));
   const Value centred = b.sub(b.cast(x, DType::f32), b.broadcast_image_channels(s.mean, shape));
   const Value scaled = b.mul(centred, b.broadcast_image_channels(scale, shape));
-  body.set_output("0", b.cast(b.silu(b.add(scaled, b.broadcast_channels(beta, shape))), norm.dtype));
+  Value kept, y = b.silu(b.add(scaled, b.broadcast_channels(beta, shape)));
+  if (norm.drops) {
+    const Value seed = next({DType::u32, {2}}), index = next({DType::i32, {norm.n}}), step = next({DType::i32, {}});
+    const Value draw = b.random_uniform(seed, index, step, /*stream=*/5, {norm.h, norm.w, channels});
+    kept = b.cast(b.less_equal(0.25, draw), DType::u8);
+    y = b.mul(y, b.mul(b.cast(kept, DType::f32), 4.0 / 3));
+  }
+  body.set_output("0", b.cast(y, norm.dtype));
   if (norm.stores_statistics) {
     body.set_output("1", s.mean);
     body.set_output("2", s.rstd);
   }
+  if (norm.drops) body.set_output(std::to_string(body.outputs().size()), kept);
   return body;
 }
 
@@ -158,6 +167,9 @@ std::vector<Case> cases() {
       norm("aligned_16", {2, 8, 8, 4, {24}}, {.alignment = 16}),
       norm("groups_of_many_parts", {2, 32, 16, 1, {16}, DType::f32}),
       norm("many_strips", {2, 64, 40, 8, {16}}),
+      norm("drops", {3, 8, 8, 8, {64}, DType::bf16, false, false, true}),
+      norm("drops_odd_channels", {2, 6, 5, 3, {9}, DType::bf16, false, false, true}),
+      norm("drops_and_statistics_are_read_by_others", {2, 16, 16, 8, {32}, DType::f32, false, true, true}),
       rows("small", {3, 8, 8, 32, 8}),
       rows("f32_in_place", {2, 8, 9, 4, 6, DType::f32}, {.in_place = {{0, 0}}}),
       rows("odd", {2, 9, 8, 3, 5}),

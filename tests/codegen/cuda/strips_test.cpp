@@ -49,26 +49,28 @@ Graph conv(const Shapes& s, DType dtype, bool residual = false) {
 }
 
 /// Of a stored gradient [N, H, W, C] behind silu(x * scale), x being input "2" and scale input "3": the gradient's sums
-/// over each image's pixels, with and without x, and over all images'. Outputs from "1" on.
-void add_sums(Builder& b, Value stored) {
+/// over each image's pixels, with and without x, and over all images'. Outputs from "1" on. `masked`: by input "4".
+void add_sums(Builder& b, Value stored, bool masked) {
   const Shape shape = b.shape(stored);
   const Value x = b.cast(b.input("2", {b.type(stored).dtype, shape}), DType::f32);
   const Value scale = b.broadcast_image_channels(b.input("3", {DType::f32, {shape[0], shape[3]}}), shape);
   const Value z = b.mul(x, scale), s = b.sigmoid(z);
-  const Value dz = b.mul(b.cast(stored, DType::f32), b.mul(s, b.add(b.mul(z, b.sub(1.0, s)), 1.0)));
+  Value dy = b.cast(stored, DType::f32);
+  if (masked) dy = b.mul(dy, b.cast(b.input("4", {DType::u8, shape}), DType::f32));
+  const Value dz = b.mul(dy, b.mul(s, b.add(b.mul(z, b.sub(1.0, s)), 1.0)));
   b.graph().set_output("1", b.reduce_sum(dz, {1, 2}));
   b.graph().set_output("2", b.reduce_sum(b.mul(dz, x), {1, 2}));
   b.graph().set_output("3", b.reduce_sum(dz, {0, 1, 2}));
 }
 
-Graph gradient(const Shapes& s, DType dtype = DType::bf16) {
+Graph gradient(const Shapes& s, DType dtype = DType::bf16, bool masked = false) {
   Graph body("body");
   Builder b(body);
   const Value x = b.input("0", {dtype, {s.n, s.h, s.w, s.c}});
   const Value w = b.input("1", {dtype, {s.k, s.taps, s.taps, s.c}});
   const Value stored = b.cast(b.conv_fprop(x, w, s.stride, s.taps / 2), dtype);
   body.set_output("0", stored);
-  add_sums(b, stored);
+  add_sums(b, stored, masked);
   return body;
 }
 
@@ -94,6 +96,12 @@ std::vector<Case> cases() {
       {"high", conv({1, 45, 10, 64, 64}, bf16)},
       {"low", conv({5, 8, 8, 136, 72}, bf16)},
       {"tiny", conv({5, 3, 5, 16, 72}, bf16)},
+      {"strided", conv({3, 35, 18, 72, 40, 3, 2}, bf16, true)},
+      {"abreast", conv({9, 4, 4, 72, 72}, bf16, true)},
+      {"abreast_ragged", conv({7, 20, 3, 40, 64}, bf16, true)},
+      {"abreast_pointwise", conv({5, 4, 4, 136, 64, 1}, bf16, true)},
+      {"abreast_pairs", conv({13, 2, 2, 64, 72}, bf16)},
+      {"abreast_in_place", conv({3, 4, 4, 64, 64}, bf16, true), "h100", 1, {.in_place = {{0, 3}}}},
       {"pointwise", conv({2, 16, 24, 72, 136, 1}, bf16, true)},
       {"pointwise_ragged", conv({3, 5, 7, 72, 40, 1}, bf16)},
       {"in_place", conv({2, 9, 8, 64, 64}, bf16, true), "h100", 1, {.in_place = {{0, 3}}}},
@@ -109,6 +117,9 @@ std::vector<Case> cases() {
       {"tf32", conv({2, 32, 8, 64, 64}, f32), "h100", 1, {.tf32 = true}},
       {"tf32_ragged", conv({3, 14, 9, 36, 100}, f32, true), "h100", 1, {.tf32 = true}},
       {"tf32_low", conv({5, 7, 7, 100, 20}, f32, true), "h100", 1, {.tf32 = true}},
+      {"tf32_strided", conv({2, 16, 17, 36, 72, 3, 2}, f32, true), "h100", 1, {.tf32 = true}},
+      {"tf32_abreast", conv({5, 4, 4, 36, 100}, f32, true), "h100", 1, {.tf32 = true}},
+      {"tf32_abreast_pairs", conv({19, 2, 2, 36, 64}, f32, true), "h100", 1, {.tf32 = true}},
       {"tf32_pointwise", conv({2, 16, 24, 72, 136, 1}, f32, true), "h100", 1, {.tf32 = true}},
       {"tf32_in_place", conv({2, 9, 8, 64, 64}, f32, true), "h100", 1, {.tf32 = true, .in_place = {{0, 3}}}},
       {"f32", conv({3, 8, 16, 20, 36}, f32), "a100"},
@@ -181,7 +192,13 @@ std::vector<Case> sums() {
       {"strips", gradient({2, 32, 24, 64, 72}), "h100", 3},
       {"ragged", gradient({3, 21, 9, 72, 40}), "h100", 3},
       {"pointwise", gradient({2, 16, 16, 136, 64, 1}), "h100", 3},
+      {"abreast", gradient({7, 4, 4, 136, 72}), "h100", 2},
+      {"abreast_high", gradient({3, 20, 3, 40, 72}), "h100", 3},
       {"apart", gradient({3, 9, 8, 64, 64}), "a100", 4},
+      {"masked", gradient({3, 21, 9, 72, 48}, DType::bf16, true), "h100", 3},
+      {"masked_strips", gradient({2, 32, 24, 64, 144}, DType::bf16, true), "h100", 3},
+      {"masked_abreast", gradient({7, 4, 4, 136, 80}, DType::bf16, true), "h100", 2},
+      {"masked_apart", gradient({3, 16, 8, 64, 72}, DType::bf16, true), "h100", 4},
       {"tf32", gradient({2, 32, 24, 32, 72}, DType::f32), "h100", 3, {.tf32 = true}},
       {"tf32_ragged", gradient({3, 21, 9, 72, 36}, DType::f32), "h100", 3, {.tf32 = true}},
   };
@@ -200,8 +217,10 @@ TEST_P(StripSumsCase, AreThoseOfWhatIsStored) {
   // The sums of what was rounded.
   Graph rest("rest");
   Builder b(rest);
-  add_sums(b, b.input("0", got.at("0").type));
-  const TensorMap known = {{"0", got.at("0")}, {"2", inputs.at("2")}, {"3", inputs.at("3")}};
+  const bool masked = inputs.contains("4");
+  add_sums(b, b.input("0", got.at("0").type), masked);
+  TensorMap known = {{"0", got.at("0")}, {"2", inputs.at("2")}, {"3", inputs.at("3")}};
+  if (masked) known["4"] = inputs.at("4");
   for (const auto& [name, tensor] : ir::run_reference(rest, known, {}).outputs) {
     EXPECT_LE(ir::relative_error(got.at(name).data, tensor.data), 2e-6) << "output " << name;
   }
@@ -249,8 +268,7 @@ TEST(Strips, NoTileChangesABit) {
   }
 }
 
-TEST(StripSums, NoTileChangesABit) {
-  const Graph body = gradient({2, 16, 16, 64, 64});
+void expect_no_tile_changes_a_bit(const Graph& body) {
   const TensorMap inputs = random_inputs(body, false);
   const Placed placed = place(body, {}, h100());
   const HaloConv halo = *halo_conv(placed.spec);
@@ -268,6 +286,13 @@ TEST(StripSums, NoTileChangesABit) {
   }
 }
 
+TEST(StripSums, NoTileChangesABit) {
+  expect_no_tile_changes_a_bit(gradient({2, 16, 16, 64, 64}));
+  expect_no_tile_changes_a_bit(gradient({2, 16, 16, 64, 64}, DType::bf16, true));
+  expect_no_tile_changes_a_bit(gradient({6, 4, 4, 64, 64}));
+  expect_no_tile_changes_a_bit(gradient({6, 4, 4, 64, 64}, DType::bf16, true));
+}
+
 TEST(SlowStrips, NoTileSpills) {
   const auto nvrtc = NvrtcLibrary::load();
   if (!nvrtc) GTEST_SKIP() << "no NVRTC";
@@ -277,8 +302,10 @@ TEST(SlowStrips, NoTileSpills) {
                             {2, 32, 32, 128, 128},
                             {2, 8, 8, 256, 256},
                             {2, 20, 9, 64, 64},
+                            {8, 4, 4, 256, 256},
+                            {8, 20, 3, 64, 64},
                             {2, 16, 16, 192, 192, 1}}) {
-      for (const Graph& body : {conv(s, DType::bf16, residual), gradient(s)}) {
+      for (const Graph& body : {conv(s, DType::bf16, residual), gradient(s, DType::bf16, residual)}) {
         const Placed placed = place(body, {}, h100());
         const HaloConv halo = *halo_conv(placed.spec);
         for (const HaloTile& tile : candidates(halo, h100())) {
@@ -291,8 +318,8 @@ TEST(SlowStrips, NoTileSpills) {
 }
 
 TEST(Strips, AnImageHasTheSameBitsInEveryBatchFromOneSource) {
-  for (const char* device : {"h100", "a100"}) {
-    const auto of_batch = [&](int64_t n) { return Case{"", conv({n, 8, 8, 72, 64}, DType::bf16, true), device}; };
+  for (const auto& [device, size] : {std::pair("h100", 8), {"h100", 4}, {"a100", 8}}) {
+    const auto of_batch = [&](int64_t n) { return Case{"", conv({n, size, size, 72, 64}, DType::bf16, true), device}; };
     const Case large = of_batch(9);
     const Placed placed = place(large.body, {}, large.spec());
     const TensorMap from = random_inputs(large.body, false);
@@ -310,7 +337,8 @@ TEST(Strips, AnImageHasTheSameBitsInEveryBatchFromOneSource) {
         inputs[name] = ir::Tensor(type, head(tensor, type.elements()));
       }
       for (const auto& [name, tensor] : run_drafts(now, emitted(now), inputs, small.architecture())) {
-        EXPECT_EQ(tensor.data, head(want.at(name), tensor.type.elements())) << device << batch << ", output " << name;
+        EXPECT_EQ(tensor.data, head(want.at(name), tensor.type.elements()))
+            << device << size << ", " << batch << ", output " << name;
       }
     }
   }

@@ -97,6 +97,25 @@ std::vector<Case> cases() {
       {"half_wanted", wgrad({2, 8, 9, 24, 24}, After::two_results), 3, {.unwanted = {0}}},
       {"whole_half_wanted", wgrad({2, 8, 8, 24, 24}, After::two_results), 3, {.unwanted = {0}}},
       {"whole_tiny_images", wgrad({9, 3, 5, 16, 72}), 4},
+      // Images side by side in a tile: of 4 pixels' width and less, of 2 and less, higher than a tile.
+      {"abreast", wgrad({8, 4, 4, 64, 64}, After::two_results)},
+      {"abreast_odd", wgrad({3, 4, 4, 96, 40}, After::scaled)},
+      {"abreast_in_parts", wgrad({130, 4, 4, 40, 72}, After::scaled)},
+      {"abreast_narrow", wgrad({7, 5, 3, 136, 72})},
+      {"abreast_high", wgrad({3, 45, 4, 40, 72})},
+      {"abreast_high_pairs", wgrad({3, 20, 4, 72, 136}), 14},
+      {"abreast_no_border", wgrad({5, 6, 5, 40, 64, 3, 0})},
+      {"abreast_wide_border", wgrad({5, 2, 2, 40, 64, 3, 2})},
+      {"four_abreast", wgrad({21, 2, 2, 72, 64})},
+      {"four_abreast_of_one_pixel", wgrad({5, 1, 1, 64, 72})},
+      // Every second pixel of x, of even and odd extents, each kind of blocks.
+      {"strided", wgrad({2, 32, 16, 64, 72, 3, 1, 2}, After::two_results)},
+      {"strided_odd", wgrad({3, 33, 27, 72, 136, 3, 1, 2}), 14},
+      {"strided_whole", wgrad({5, 15, 16, 136, 72, 3, 1, 2}, After::scaled)},
+      {"strided_no_border", wgrad({3, 20, 13, 40, 64, 3, 0, 2})},
+      {"strided_wide_border", wgrad({1, 31, 11, 40, 72, 3, 2, 2})},
+      {"strided_abreast", wgrad({9, 8, 7, 72, 64, 3, 1, 2})},
+      {"strided_four_abreast", wgrad({21, 4, 3, 64, 72, 3, 1, 2})},
       // In tf32.
       {"tf32_low_images", wgrad({6, 8, 8, 36, 68, 3, 1, 1, DType::f32}, After::two_results), 6, {.tf32 = true}},
       {"tf32_many_low_images", wgrad({33, 8, 8, 40, 72, 3, 1, 1, DType::f32}), 6, {.tf32 = true}},
@@ -107,6 +126,11 @@ std::vector<Case> cases() {
       {"tf32_no_border", wgrad({2, 12, 11, 40, 64, 3, 0, 1, DType::f32}), 6, {.tf32 = true}},
       {"tf32_wide_border", wgrad({1, 9, 6, 40, 64, 3, 2, 1, DType::f32}), 6, {.tf32 = true}},
       {"tf32_aligned_16", wgrad({1, 8, 9, 24, 24, 3, 1, 1, DType::f32}), 3, {.alignment = 16, .tf32 = true}},
+      {"tf32_pointwise", wgrad({3, 5, 17, 72, 136, 1, 0, 1, DType::f32}, After::scaled), 4, {.tf32 = true}},
+      {"tf32_pointwise_blocks", wgrad({2, 10, 14, 328, 200, 1, 0, 1, DType::f32}), 10, {.tf32 = true}},
+      {"tf32_pointwise_wide", wgrad({2, 8, 24, 132, 64, 1, 0, 1, DType::f32}, After::two_results), 6, {.tf32 = true}},
+      {"tf32_pointwise_one_pixel", wgrad({1, 1, 1, 28, 64, 1, 0, 1, DType::f32}), 6, {.tf32 = true}},
+      {"tf32_pointwise_of_four", wgrad({3, 16, 17, 200, 136, 1, 0, 1, DType::f32}), 8, {.tf32 = true}, 4},
       {"tf32_one_of_three", wgrad({2, 16, 16, 72, 136, 3, 1, 1, DType::f32}), 12, {.tf32 = true}, 3},
       // A share of the processors: groups with several blocks of the result, and one pair for all.
       {"one_of_three", wgrad({2, 16, 16, 72, 136}, After::scaled), 12, {}, 3},
@@ -157,8 +181,12 @@ TEST(WgradWgmma, ManySmallImagesAreAddedByASecondKernel) {
 }
 
 std::vector<Graph> tiled() {
-  return {wgrad({5, 7, 7, 72, 136}, After::scaled), wgrad({33, 8, 8, 8, 72}), wgrad({9, 5, 7, 72, 136, 1, 0}),
-          wgrad({1, 20, 20, 72, 40})};
+  return {wgrad({5, 7, 7, 72, 136}, After::scaled),
+          wgrad({33, 8, 8, 8, 72}),
+          wgrad({9, 5, 7, 72, 136, 1, 0}),
+          wgrad({1, 20, 20, 72, 40}),
+          wgrad({33, 4, 4, 72, 136}),
+          wgrad({5, 16, 14, 72, 136, 3, 1, 2})};
 }
 
 TEST(WgradWgmmaTiles, NoneChangesABit) {
@@ -235,11 +263,16 @@ TEST(WgradWgmma, CutsTheMeasuredShapes) {
         Row{{32, 32, 32, 320, 128}, 16, 1, 10, 256, 60}, Row{{32, 16, 16, 192, 192}, 16, 1, 9, 64, 63},
         Row{{32, 8, 8, 256, 256}, 8, 2, 48, 16, 48}, Row{{128, 8, 8, 256, 256}, 8, 2, 48, 64, 192},
         Row{{32, 8, 8, 512, 256}, 8, 2, 96, 16, 96}, Row{{32, 64, 64, 192, 192}, 16, 1, 9, 1024, 132},
-        Row{{32, 8, 8, 768, 768}, 8, 2, 216, 16, 216}, Row{{2, 28, 28, 64, 64}, 14, 1, 1, 16, 3},
-        Row{{32, 64, 64, 192, 64, 1, 0}, 8, 1, 1, 2048, 66}, Row{{32, 16, 16, 192, 576, 1, 0}, 8, 1, 3, 128, 48},
-        Row{{32, 16, 16, 192, 192, 1, 0}, 8, 1, 3, 128, 48}, Row{{32, 8, 8, 256, 768, 1, 0}, 8, 1, 48, 32, 48}}) {
+        Row{{32, 8, 8, 768, 768}, 8, 2, 216, 16, 216}, Row{{128, 4, 4, 256, 256}, 4, 2, 48, 32, 48},
+        Row{{2, 28, 28, 64, 64}, 14, 1, 1, 16, 3}, Row{{32, 64, 64, 192, 64, 1, 0}, 8, 1, 1, 2048, 66},
+        Row{{32, 16, 16, 192, 576, 1, 0}, 8, 1, 3, 128, 48}, Row{{32, 16, 16, 192, 192, 1, 0}, 8, 1, 3, 128, 48},
+        Row{{32, 8, 8, 256, 768, 1, 0}, 8, 1, 48, 32, 48},
+        Row{{32, 64, 64, 128, 64, 1, 0, 1, DType::f32}, 4, 1, 1, 4096, 66},
+        Row{{32, 16, 16, 192, 576, 1, 0, 1, DType::f32}, 4, 1, 3, 256, 66},
+        Row{{32, 16, 16, 320, 192, 1, 0, 1, DType::f32}, 4, 1, 2, 256, 64},
+        Row{{32, 8, 8, 256, 768, 1, 0, 1, DType::f32}, 4, 1, 8, 64, 64}}) {
     const Graph body = wgrad(row.shapes);
-    const Placed placed = place(body, {}, h100());
+    const Placed placed = place(body, {.tf32 = row.shapes.dtype == DType::f32}, h100());
     const auto w = halo_wgrad(placed.spec);
     ASSERT_TRUE(w);
     const std::string where = fmt::format("{}x{} {} to {}", w->height, w->width, w->inputs, w->outputs);
@@ -261,10 +294,9 @@ TEST(WgradWgmma, MembersShareTheProcessors) {
     int members;
     int64_t blocks;
   };
-  for (const Row& row :
-       {Row{{32, 64, 64, 64, 64}, 5, 26}, Row{{32, 64, 64, 64, 64}, 2, 66}, Row{{32, 16, 16, 192, 192}, 6, 22},
-        Row{{32, 16, 16, 192, 576, 1, 0}, 5, 24}, Row{{32, 64, 64, 192, 192}, 4, 33}, Row{{32, 64, 64, 64, 64}, 200, 2},
-        Row{{32, 8, 8, 256, 256}, 8, 48}}) {
+  for (const Row& row : {Row{{32, 64, 64, 64, 64}, 5, 26}, Row{{32, 64, 64, 64, 64}, 2, 66},
+                         Row{{32, 16, 16, 192, 192}, 6, 22}, Row{{32, 16, 16, 192, 576, 1, 0}, 5, 24},
+                         Row{{32, 64, 64, 192, 192}, 4, 33}, Row{{32, 64, 64, 64, 64}, 200, 2}}) {
     const Graph body = wgrad(row.shapes);
     Placed placed = place(body, {}, h100());
     const Recorder alone = emitted(placed);
@@ -278,6 +310,18 @@ TEST(WgradWgmma, MembersShareTheProcessors) {
   }
 }
 
+// Of whole sums that run at once there are enough for blocks that have more of each, and so read less.
+TEST(WgradWgmma, MembersWithWholeSumsReadLess) {
+  for (const int64_t size : {8, 4}) {
+    const Graph body = wgrad({32, size, size, 256, 256});
+    Placed placed = place(body, {}, h100());
+    for (const auto& [members, blocks] : {std::pair(1, 48), {2, 48}, {3, 24}, {8, 16}}) {
+      placed.spec.members = members;
+      EXPECT_EQ(emitted(placed).drafts.at(0).grid.x, blocks) << members << " of " << size;
+    }
+  }
+}
+
 TEST(WgradWgmma, LeavesTheRestToOthers) {
   const auto accepts = [](const Shapes& shapes, const char* device = "h100", const Places& places = {}) {
     const Graph body = wgrad(shapes);
@@ -287,14 +331,20 @@ TEST(WgradWgmma, LeavesTheRestToOthers) {
   EXPECT_TRUE(accepts(shapes));
   EXPECT_TRUE(accepts({2, 8, 8, 32, 64}));
   for (const char* device : {"a100", "l4", "b200", "rtx5090"}) EXPECT_FALSE(accepts(shapes, device)) << device;
+  EXPECT_TRUE(accepts({2, 4, 4, 64, 64}));
   EXPECT_FALSE(accepts({2, 8, 8, 3, 64}));
   EXPECT_FALSE(accepts({2, 8, 8, 32, 32}));  // Three quarters of the products would be of channels that are not there.
   EXPECT_FALSE(accepts({2, 8, 8, 64, 64, 1, 1}));
   EXPECT_FALSE(accepts({2, 8, 8, 64, 64, 5, 2}));
-  EXPECT_FALSE(accepts({2, 8, 8, 64, 64, 3, 1, 2}));
+  EXPECT_TRUE(accepts({2, 8, 8, 128, 128, 3, 1, 2}));
+  EXPECT_FALSE(accepts({2, 8, 8, 128, 64, 3, 1, 2}));  // A small result.
+  EXPECT_FALSE(accepts({2, 8, 8, 128, 128, 3, 1, 3}));
+  EXPECT_FALSE(accepts({2, 8, 8, 128, 128, 1, 0, 2}));
+  EXPECT_FALSE(accepts({2, 8, 8, 128, 128, 3, 1, 2, DType::f32}, "h100", {.tf32 = true}));
   EXPECT_FALSE(accepts({2, 8, 8, 64, 64, 3, 1, 1, DType::f32}));
   EXPECT_TRUE(accepts({2, 8, 8, 64, 64, 3, 1, 1, DType::f32}, "h100", {.tf32 = true}));
-  EXPECT_FALSE(accepts({2, 8, 8, 64, 64, 1, 0, 1, DType::f32}, "h100", {.tf32 = true}));
+  EXPECT_FALSE(accepts({2, 8, 8, 64, 64, 1, 0, 1, DType::f32}));
+  EXPECT_TRUE(accepts({2, 8, 8, 64, 64, 1, 0, 1, DType::f32}, "h100", {.tf32 = true}));
   EXPECT_FALSE(accepts({2, 8, 8, 64, 64, 3, 1, 1, DType::f16}));
   EXPECT_FALSE(accepts(shapes, "h100", {.alignment = 8}));
 }

@@ -76,6 +76,7 @@ emulator::TensorMapContent emulated_map(const codegen::cuda::TensorMapSpec& spec
   std::ranges::copy(spec.extents, map.extents);
   std::ranges::copy(spec.strides, map.strides);
   std::ranges::copy(spec.box, map.box);
+  std::ranges::copy(spec.steps, map.steps);
   return map;
 }
 

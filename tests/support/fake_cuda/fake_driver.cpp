@@ -290,7 +290,7 @@ Result cuTensorMapEncodeTiled(TensorMap* map, TensorMapType, uint32_t rank, void
                               TensorMapInterleave, TensorMapSwizzle, TensorMapL2Promotion, TensorMapFill) {
   bool valid = rank >= 1 && rank <= 5 && reinterpret_cast<uint64_t>(address) % 16 == 0;
   for (uint32_t d = 0; valid && d < rank; ++d) {
-    valid = dims[d] > 0 && box[d] > 0 && box[d] <= 256 && element_strides[d] == 1;
+    valid = dims[d] > 0 && box[d] > 0 && box[d] <= 256 && element_strides[d] >= 1 && element_strides[d] <= 8;
     if (d + 1 < rank) valid = valid && strides[d] % 16 == 0;
   }
   if (!valid) return Result::invalid_value;

@@ -38,7 +38,9 @@ int step_of(const AttentionProblem& p, AttentionPart part) {
 double cost(const AttentionProblem& p, AttentionPart part, const AttentionTile& t, const ir::DeviceSpec& device) {
   constexpr double kUsualBatch = 32, kWarpsToBeBusy = 8;
   const bool words = ir::size_of(p.element) == 4;
-  const double product = words ? 10 : 1, read = words ? 16 : 1, copy = words ? 6 : 3;
+  // In tf32 half of the products have weights, which are multiplied twice.
+  const double product = p.is_chain() ? 10 : words ? 3 : 1, read = p.is_chain() ? 16 : words ? 2 : 1;
+  const double copy = words ? 6 : 3;
   const double products =
       (part == AttentionPart::forward ? 1 : 2) + (part == AttentionPart::key_gradient ? 2.0 : 1.0) / t.splits;
   const double copied = t.is_wide() ? 1 + t.rows() / static_cast<double>(t.step) : 1;
@@ -125,6 +127,8 @@ AttentionProblem attention_problem(const KernelSpec& spec) {
     if (body.type(node.operands[2]).dtype != DType::f32) throw Error("the log-sum-exp must be f32");
   }
   p.element = p.source == p.gradient ? p.source : DType::f32;
+  p.is_tf32 = p.source == DType::f32 && p.gradient == DType::f32 && spec.reads_tf32(p.inputs[0]) &&
+              (!p.is_grad() || spec.reads_tf32(p.inputs[3]));
   const auto copy = [&](DType dtype, size_t operand) {
     return dtype == p.element ? copy_elements(p.width, alignment(operand), ir::size_of(dtype)) : 0;
   };
@@ -134,6 +138,8 @@ AttentionProblem attention_problem(const KernelSpec& spec) {
   p.is_wide_index = needs_wide_index(body, /*spare=*/0);
   return p;
 }
+
+std::string element_type(const AttentionProblem& p) { return p.is_tf32 ? "tf32" : storage_type(p.element); }
 
 std::string to_string(const AttentionTile& t) {
   return fmt::format("{} rows ({} warps x {}), step {}, {} columns x {}, depth {} x {}, {} stages", t.rows(), t.warps,

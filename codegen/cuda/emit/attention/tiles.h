@@ -17,6 +17,7 @@ struct AttentionProblem {
   ir::DType element{};   ///< What is multiplied; f32 where the operands have different types.
   ir::DType source{};    ///< Of qkv.
   ir::DType gradient{};  ///< Of dout; the forward's is `source`.
+  bool is_tf32 = false;  ///< Elements are f32, all of them rounded to tf32.
   int64_t images = 1;
   int64_t length = 1, heads = 1, width = 1;
   int copy = 0, gradient_copy = 0;  ///< Elements of one copy; 0: one at a time, converted.
@@ -25,7 +26,12 @@ struct AttentionProblem {
 
   bool is_grad() const { return inputs.size() > 1; }
   int64_t channels() const { return heads * width; }
+  /// Products are chains of multiply-adds.
+  bool is_chain() const { return element == ir::DType::f32 && !is_tf32; }
 };
+
+/// What the device headers call the elements: "tf32".
+std::string element_type(const AttentionProblem& problem);
 
 /// Whether a body is one attention node, its operands inputs, with elementwise ops on its results.
 bool is_attention_problem(const ir::Graph& body);

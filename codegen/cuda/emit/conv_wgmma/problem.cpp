@@ -19,9 +19,9 @@ using ir::Op;
 
 namespace {
 
-/// Finds the residual. False where an operand is too large to be read element by element.
+/// Finds the residual and the mask. False where another operand is too large to be read element by element.
 bool fits_operands(const KernelSpec& spec, HaloConv& c) {
-  const ir::Type result{c.dtype, spec.body.type(c.value).shape};
+  const ir::Type result{c.dtype, spec.body.type(c.value).shape}, mask{DType::u8, result.shape};
   std::vector<int> before;
   if (c.has_prologue()) before = prologue_inputs(spec.body, spec.body.node(c.value).operands[0]);
   for (size_t i = 0; i < spec.operands.size(); ++i) {
@@ -32,11 +32,15 @@ bool fits_operands(const KernelSpec& spec, HaloConv& c) {
     if (!v.valid() || input == c.filter || std::ranges::count(c.image.inputs, input) > 0) continue;
     if (std::ranges::count(before, input) > 0) continue;
     const ir::Type& type = spec.body.type(v);
-    if (type.elements() <= c.batch * c.outputs) continue;
-    if (c.residual >= 0 || type != result || spec.alignment[i] < kEngineAlignment) return false;
-    c.residual = input;
+    // Rows, of which the channels may be a part.
+    if (type.rank() <= 2 || type.elements() <= c.batch * c.outputs) continue;
+    if (spec.alignment[i] < kEngineAlignment) return false;
+    const bool is_mask = c.dtype == DType::bf16 && c.outputs % kEngineAlignment == 0 && type == mask;
+    int& found = is_mask ? c.mask : c.residual;
+    if (found >= 0 || (type != result && !is_mask)) return false;
+    found = input;
   }
-  return true;
+  return c.mask < 0 || c.residual >= 0;
 }
 
 /// Whether nothing that is computed from the convolution's value depends on the image or on the place in it: in a line
@@ -68,7 +72,7 @@ bool finds_operands(const ir::Graph& body, HaloConv& c) {
   return true;
 }
 
-/// The residual is read at the element that is computed, and nowhere else.
+/// Whether the operand is read at the element that is computed, and nowhere else.
 bool is_read_in_place(const ir::Graph& body, int input) {
   const ir::Value v = body.find_input(std::to_string(input));
   const std::vector<int> users = body.users()[static_cast<size_t>(v.node)];
@@ -113,6 +117,10 @@ bool takes_elements(const KernelSpec& spec, const HaloConv& c) {
          std::ranges::all_of(c.image.inputs, [&](int input) { return spec.reads_tf32(input); });
 }
 
+bool takes_stride(const HaloConv& c) {
+  return c.stride == 1 || (c.stride == 2 && c.taps == 3 && !c.is_turned && !c.has_prologue());
+}
+
 }  // namespace
 
 std::optional<HaloConv> halo_conv(const KernelSpec& spec) {
@@ -128,30 +136,35 @@ std::optional<HaloConv> halo_conv(const KernelSpec& spec) {
   const ir::Type& result = body.type(body.outputs()[c.result].value);
   c.dtype = image.dtype;
   if (result != ir::Type{c.dtype, node.types[0].shape}) return {};
-  const int64_t stride = c.is_turned ? node.as<ir::ConvDgradAttrs>().stride : node.as<ir::ConvAttrs>().stride;
-  if (stride != 1 || filter.shape[1] != filter.shape[2]) return {};
-  if (!finds_operands(body, c) || !takes_elements(spec, c)) return {};
+  c.stride = c.is_turned ? node.as<ir::ConvDgradAttrs>().stride : node.as<ir::ConvAttrs>().stride;
+  if (filter.shape[1] != filter.shape[2] || !finds_operands(body, c) || !takes_elements(spec, c)) return {};
   c.batch = image.shape[0], c.image_h = image.shape[1], c.image_w = image.shape[2], c.inputs = image.shape[3];
   c.height = result.shape[1], c.width = result.shape[2], c.outputs = result.shape[3];
   c.taps = filter.shape[1];
+  if (!takes_stride(c)) return {};
   c.pad = c.is_turned ? c.taps - 1 - node.as<ir::ConvDgradAttrs>().pad : node.as<ir::ConvAttrs>().pad;
   const auto aligned = [&](int input) { return spec.alignment[static_cast<size_t>(input)] >= kEngineAlignment; };
   if (c.pad < 0 ||
       !takes_halo(c.taps, c.pad, c.inputs, c.outputs, c.batch * c.image_h * c.image_w, ir::size_of(c.dtype)))
     return {};
+  if (c.image.other >= 0 && !aligned(c.image.other)) return {};
   if (!std::ranges::all_of(c.image.inputs, aligned) || !aligned(c.filter) ||
       spec.result_alignment[c.result] < kEngineAlignment)
     return {};
   if ((c.has_strips() || c.has_prologue()) && c.taps == 1 && c.height * c.width == 1) return {};  // Such are a line.
   if (c.is_line() && !depends_on_channels_alone(body, c)) return {};
-  if (!fits_operands(spec, c) || (c.residual >= 0 && !is_read_in_place(body, c.residual))) return {};
-  c.has_finish = spec.preamble != nullptr;
-  return c.has_finish && !c.has_prologue() ? std::nullopt : std::optional(c);
+  if (!fits_operands(spec, c)) return {};
+  for (const int input : {c.residual, c.mask}) {
+    if (input >= 0 && !is_read_in_place(body, input)) return {};
+  }
+  c.finished = spec.preamble != nullptr ? spec.preamble->floats : 0;
+  return c.has_finish() && !c.has_prologue() ? std::nullopt : std::optional(c);
 }
 
 std::string geometry(const HaloConv& c) {
-  return fmt::format("engines {}{}x{}x{} to {}x{}x{}, filter {}x{}, pad {}{}{}{}", c.dtype == DType::f32 ? "tf32 " : "",
-                     c.image_h, c.image_w, c.inputs, c.height, c.width, c.outputs, c.taps, c.taps, c.pad,
+  return fmt::format("engines {}{}x{}x{} to {}x{}x{}, filter {}x{}, pad {}{}{}{}{}",
+                     c.dtype == DType::f32 ? "tf32 " : "", c.image_h, c.image_w, c.inputs, c.height, c.width, c.outputs,
+                     c.taps, c.taps, c.pad, c.stride > 1 ? fmt::format(", stride {}", c.stride) : "",
                      c.is_turned ? ", turned" : "", c.has_prologue() ? ", prologue" : "",
                      c.image.inputs.size() > 1 ? fmt::format(", first {}", c.first_inputs) : "");
 }

@@ -24,6 +24,7 @@ struct HaloConv {
   ImageOperand image;
   int filter = 0;          ///< Input of the body.
   int residual = -1;       ///< The input of the result's shape that is added, or the like; -1: none.
+  int mask = -1;           ///< Another, of bytes (u8), beside it; -1: none.
   size_t result = 0;       ///< The output that is an image.
   int mean = -1, m2 = -1;  ///< The outputs that are its channel_moments; -1: none.
   std::vector<Sum> sums = {};
@@ -31,14 +32,16 @@ struct HaloConv {
   int64_t batch = 0;
   int64_t image_h = 0, image_w = 0, inputs = 0;  ///< Of the image.
   int64_t height = 0, width = 0, outputs = 0;    ///< Of the result.
-  int64_t taps = 1, pad = 0;                     ///< A filter of taps x taps.
+  int64_t taps = 1, pad = 0, stride = 1;         ///< A filter of taps x taps.
   bool is_turned = false;                        ///< A conv_dgrad: the filter lies as [inputs, taps, taps, outputs].
 
   /// Of the first image, where there are two.
   int64_t first_inputs = 0;
 
-  bool has_finish = false;  ///< The prologue reads what the spec's preamble makes.
+  int64_t finished = 0;         ///< Numbers of an image that the spec's preamble makes and the prologue reads.
+  bool has_image_sums = false;  ///< Of what the prologue makes, over the pixels of each strip.
 
+  bool has_finish() const { return finished > 0; }
   bool has_prologue() const { return image.has_prologue; }
   bool has_moments() const { return mean >= 0; }
   bool has_strips() const { return has_moments() || !sums.empty(); }
@@ -52,11 +55,12 @@ struct HaloConv {
   int64_t parts() const { return 64 / chunk(); }
 };
 
-/// A conv_fprop or conv_dgrad of stride 1 in bf16 with a filter of 1 x 1 or 3 x 3 and channel counts that are multiples
-/// of 8 (a row of the copy engine's is a multiple of 16 bytes), one bf16 result, perhaps its channel_moments and sums
-/// over pixels, at most one further operand of an image's size, and perhaps a prologue or two images. Or a conv_fprop
-/// of f32 operands that are rounded to tf32 in memory (the tensor cores would cut bits off), with multiples of 4
-/// channels, an f32 result and no prologue. Nothing for what is left to the other emitters.
+/// A conv_fprop or conv_dgrad of stride 1, or a conv_fprop of stride 2 and 3 x 3 without a prologue, in bf16 with a
+/// filter of 1 x 1 or 3 x 3 and channel counts that are multiples of 8 (a row of the copy engine's is a multiple of 16
+/// bytes), one bf16 result, perhaps its channel_moments and sums over pixels, at most one further operand of an image's
+/// size, beside it perhaps one of bytes in 16 channels or a multiple, and perhaps a prologue or two images. Or a
+/// conv_fprop of f32 operands that are rounded to tf32 in memory (the tensor cores would cut bits off), with multiples
+/// of 4 channels, an f32 result and no prologue. Nothing for what is left to the other emitters.
 std::optional<HaloConv> halo_conv(const KernelSpec& spec);
 
 /// What is the same at every batch, in one line: "engines 64x64x128 to 64x64x64, filter 3x3, pad 1, turned".

@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "codegen/cuda/emit/halo.h"
 #include "codegen/cuda/emit/prologue.h"
 #include "codegen/cuda/source/body_code.h"
 #include "codegen/cuda/source/device_source.h"
@@ -21,19 +22,34 @@ TensorMapSpec dense_map(ir::DType dtype, const Argument& start, const ir::Shape&
   return map;
 }
 
-TensorMapSpec image_map(const HaloConv& c, const HaloTile& tile, const Argument& start, int64_t channels) {
-  if (c.is_line())
-    return dense_map(c.dtype, start, {1, 1, c.batch * c.image_h * c.image_w, channels},
+/// Of a part of the channels of images, or of one line of pixels.
+TensorMapSpec pixel_map(const HaloConv& c, const HaloTile& tile, const Argument& start, const ir::Shape& shape,
+                        int64_t wide, int64_t high, int64_t step_x = 1, int64_t step_y = 1) {
+  if (c.is_line()) {
+    return dense_map(c.dtype, start, {1, 1, shape[0] * shape[1] * shape[2], shape[3]},
                      {c.chunk(), tile.pixels(), 1, 1});
-  return dense_map(c.dtype, start, {c.batch, c.image_h, c.image_w, channels},
-                   {c.chunk(), 8 + c.taps - 1, tile.rows + c.taps - 1, tile.images});
+  }
+  TensorMapSpec map = dense_map(c.dtype, start, shape, {c.chunk(), wide * step_x, high * step_y, tile.all_images()});
+  map.steps = {1, step_x, step_y, 1};
+  if (tile.is_dense()) put_images_before_rows(map);
+  return map;
+}
+
+TensorMapSpec image_map(const HaloConv& c, const HaloTile& tile, const Argument& start, int64_t channels) {
+  const int64_t wide = tile.width() + (tile.is_dense() ? 0 : (c.taps - 1) / c.stride);
+  return pixel_map(c, tile, start, {c.batch, c.image_h, c.image_w, channels}, wide, box_rows(c, tile), c.stride,
+                   tile.is_dense() ? c.stride : 1);
 }
 
 /// Of the result, and of what is read like it: a part of its channels.
 TensorMapSpec result_map(const HaloConv& c, const HaloTile& tile, const Argument& start) {
-  if (c.is_line())
-    return dense_map(c.dtype, start, {1, 1, c.batch * c.height * c.width, c.outputs}, {c.chunk(), tile.pixels(), 1, 1});
-  return dense_map(c.dtype, start, {c.batch, c.height, c.width, c.outputs}, {c.chunk(), 8, tile.rows, tile.images});
+  return pixel_map(c, tile, start, {c.batch, c.height, c.width, c.outputs}, tile.width(), tile.rows);
+}
+TensorMapSpec mask_map(const HaloConv& c, const HaloTile& tile, const Argument& start) {
+  TensorMapSpec map = result_map(c, tile, start);
+  map.dtype = ir::DType::u8;
+  for (int64_t& stride : map.strides) stride /= ir::size_of(c.dtype);
+  return map;
 }
 
 Parameters::Maps tensor_maps(const KernelSpec& spec, const HaloConv& c, const HaloTile& tile) {
@@ -50,17 +66,19 @@ Parameters::Maps tensor_maps(const KernelSpec& spec, const HaloConv& c, const Ha
   if (c.residual >= 0) {
     maps.operands[static_cast<size_t>(c.residual)] = result_map(c, tile, operand(c.residual));
   }
+  if (c.mask >= 0) maps.operands[static_cast<size_t>(c.mask)] = mask_map(c, tile, operand(c.mask));
   maps.results[c.result] = result_map(c, tile, spec.results[c.result]);
   return maps;
 }
 
 std::string layout_type(const HaloConv& c, const HaloTile& tile) {
   return fmt::format(
-      "conv::Layout<conv::Problem<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>, "
-      "conv::Tile<{}, {}, {}, {}, {}, {}, {}>>",
+      "conv::Layout<conv::Problem<{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}>, "
+      "conv::Tile<{}, {}, {}, {}, {}, {}, {}, {}, {}>>",
       c.is_line() ? 1 : c.height, c.is_line() ? 1 : c.width, c.inputs, c.outputs, c.taps, c.pad, c.is_turned,
-      c.residual >= 0, c.has_prologue(), c.first_inputs, c.has_finish, c.dtype == ir::DType::f32 ? "f32" : "bf16",
-      tile.rows, tile.images, tile.halo_slots, tile.tap_slots, tile.blocks, tile.consumers, tile.shares_halo);
+      c.residual >= 0, c.has_prologue(), c.first_inputs, c.finished, c.has_image_sums,
+      c.dtype == ir::DType::f32 ? "f32" : "bf16", c.stride, c.mask >= 0, tile.rows, tile.images, tile.halo_slots,
+      tile.tap_slots, tile.blocks, tile.consumers, tile.shares_halo, tile.abreast, transformers(c, tile));
 }
 
 /// What is done with the sums. Operands are read at coordinates inside the result, though the tile may reach beyond it.
@@ -105,6 +123,7 @@ Epilogue epilogue(const KernelSpec& spec, const HaloConv& c, const std::vector<s
   const ir::Value rounded = only_rounding(body, c);
   code.bind(rounded.valid() ? rounded : c.value, held);
   if (c.residual >= 0) code.bind(body.find_input(text(c.residual)), "consumer.operand(image, half, l)");
+  if (c.mask >= 0) code.bind(body.find_input(text(c.mask)), "consumer.mask(image, half, l)");
   const Index at =
       code.at({{"at_image", Lanes::none}, {"at_y", Lanes::any}, {"at_x", Lanes::any}, {"channel", Lanes::none}});
   const ir::Value result = body.outputs()[c.result].value;
@@ -184,14 +203,16 @@ $of_rows    consumer.stage_rows(image, row);
 
 }  // namespace
 
-KernelDraft halo_conv_kernel(const KernelSpec& spec, const HaloConv& c, const HaloTile& tile) {
+KernelDraft halo_conv_kernel(const KernelSpec& spec, const HaloConv& c, const HaloTile& tile,
+                             const std::optional<Argument>& image_sums) {
   const ir::Graph& body = spec.body;
   Parameters parameters(body, spec, tensor_maps(spec, c, tile));
   const Epilogue after = epilogue(spec, c, parameters.operands());
   const auto operand = [&](int input) { return parameters.operands()[static_cast<size_t>(input)]; };
   const int64_t works = work_count(c, tile, c.batch);
   parameters.add("works", works);
-  if (c.has_finish) parameters.add("share", work_share(c, tile, works, spec.device));
+  if (image_sums) parameters.add("image_sums", "f32*", *image_sums);
+  if (c.has_finish()) parameters.add("share", work_share(c, tile, works, spec.device));
   if (after.reads_image || c.has_strips() || c.has_prologue()) parameters.add("images", c.batch);
   parameters.add_outers(body, after.outers);
 
@@ -205,39 +226,42 @@ KernelDraft halo_conv_kernel(const KernelSpec& spec, const HaloConv& c, const Ha
   }
 
   const std::string_view turns =
-      c.has_finish ? "conv::works_in_a_row<Layout>(static_cast<int>(works), gridDim.x, static_cast<int>(share))"
-                   : "conv::works_in_turns(static_cast<int>(works), gridDim.x)";
+      c.has_finish() ? "conv::works_in_a_row<Layout>(static_cast<int>(works), gridDim.x, static_cast<int>(share))"
+                     : "conv::works_in_turns(static_cast<int>(works), gridDim.x)";
   const bool has_two = c.image.inputs.size() > 1;
   std::vector<std::string> maps = {operand(c.image.inputs[0]), operand(c.filter), result};
   if (has_two) maps.push_back(operand(c.image.inputs[1]));
   if (c.residual >= 0) maps.push_back(operand(c.residual));
+  if (c.mask >= 0) maps.push_back(operand(c.mask));
   std::string more;
   if (c.residual >= 0 || has_two) more = c.residual >= 0 ? ", &" + operand(c.residual) : ", nullptr";
-  if (has_two) more += ", &" + operand(c.image.inputs[1]);
+  if (has_two || c.mask >= 0) more += has_two ? ", &" + operand(c.image.inputs[1]) : ", nullptr";
+  if (c.mask >= 0) more += ", &" + operand(c.mask);
   std::string prefetches;
   for (const std::string& map : maps) prefetches += fmt::format("tensor_map_prefetch({});\n", map);
 
   std::string fetch;
-  if (tile.shares_halo && c.residual >= 0) fetch = fmt::format("consumer.fetch_operand({});\n", operand(c.residual));
+  if (tile.shares_halo && c.residual >= 0) {
+    fetch =
+        fmt::format("consumer.fetch_operand({}{});\n", operand(c.residual), c.mask >= 0 ? ", &" + operand(c.mask) : "");
+  }
 
   std::vector<std::string_view> headers = {"vector.cuh", "ops.cuh", "random.cuh", header};
   std::string transformer;
   if (c.has_prologue()) {
     headers.push_back("conv_prologue.cuh");
     std::string declarations, finish, finishers;
-    if (c.has_finish) {
-      const size_t first = spec.preamble->first_operand;
-      declarations =
-          fmt::format("[[maybe_unused]] const f32 *const p{0} = made - at_image * {2}, *const p{1} = p{0} + {2};\n",
-                      first, first + 1, c.inputs);
+    if (c.has_finish()) {
+      declarations = spec.preamble->declarations;
       finish = spec.preamble->text, finishers = ", finish, store";
     }
     transformer = filled(R"(} else if (conv::is_transformer<Layout>()) {
-$code  conv::Transformer<Layout>(shared).transform(of_block, static_cast<int>(images), channels_at, transformed$finishers);
+$code  conv::Transformer<Layout>(shared).transform(of_block, static_cast<int>(images), other, $sums, channels_at, transformed$finishers);
 )",
-                         {{"code", indented(finish + prologue_code(spec, body.node(c.value).operands[0], c.image.value,
+                         {{"code", indented(finish + prologue_code(spec, c.image, body.node(c.value).operands[0],
                                                                    parameters.operands(), declarations),
                                             2)},
+                          {"sums", image_sums ? "image_sums" : "nullptr"},
                           {"finishers", finishers}});
   }
 

@@ -11,6 +11,8 @@ namespace {
 
 int64_t strip_count(const HaloConv& c) { return ir::Strips{c.height, c.width}.count(); }
 
+int64_t image_strip_count(const HaloConv& c) { return ir::Strips{c.image_h, c.image_w}.count(); }
+
 int64_t terms(const HaloConv& c, bool over_images) { return strip_count(c) * (over_images ? c.batch : 1); }
 
 }  // namespace
@@ -40,6 +42,17 @@ void add_strip_sums(const KernelSpec& spec, const KernelSpec& strips, const Halo
                            {{images, over_images}, {strip_count(c), true}, {c.outputs, false}},
                            std::vector<bool>(from.size(), false), from, to);
   }
+}
+
+Argument image_strip_sums(const HaloConv& c, const Argument& sum, Emission& emission) {
+  const int64_t strips = image_strip_count(c);
+  return strips == 1 ? sum : emission.workspace(c.batch * strips * c.inputs * 4);
+}
+
+void add_image_strip_sums(const HaloConv& c, const Argument& strips, const Argument& sum, Emission& emission) {
+  if (image_strip_count(c) == 1) return;
+  reduction::emit_finish(emission, {{c.batch, false}, {image_strip_count(c), true}, {c.inputs, false}}, {false},
+                         {strips}, {sum});
 }
 
 }  // namespace difuse::codegen::cuda

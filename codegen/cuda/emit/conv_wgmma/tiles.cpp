@@ -6,6 +6,7 @@
 #include <cmath>
 #include <utility>
 
+#include "codegen/cuda/emit/halo.h"
 #include "codegen/cuda/source/extents.h"
 #include "ir/strips.h"
 
@@ -16,7 +17,23 @@ constexpr int64_t kTapBytes = 64 * 128;
 constexpr int64_t kMostHaloSlots = 6, kMostTapSlots = 12;
 constexpr int64_t kLeastTapSlots = 4;
 
-int64_t halo_slot(const HaloConv& conv, const HaloTile& tile) { return ceil_div(halo_bytes(conv, tile), 1024) * 1024; }
+/// Of a halo, and the bytes of each.
+int64_t boxes(const HaloConv& conv, const HaloTile& tile) { return (tile.is_dense() ? conv.taps : 1) * conv.stride; }
+int64_t border(const HaloConv& conv) { return (conv.taps - 1) / conv.stride; }
+int64_t box_bytes(const HaloConv& conv, const HaloTile& tile) {
+  return tile.images * box_rows(conv, tile) * (tile.is_dense() ? 8 : 8 + border(conv)) * 128;
+}
+
+/// Of what is read besides in the result's place, of one tile: 128 bytes of a pixel, and 64 of a mask.
+int64_t operand_bytes(const HaloConv& conv, const HaloTile& tile) {
+  return conv.residual < 0 ? 0 : tile.pixels() * (conv.mask < 0 ? 128 : 192);
+}
+
+/// A slot of the ring, through which the operand passes where it has no own.
+int64_t halo_slot(const HaloConv& conv, const HaloTile& tile) {
+  const int64_t operand = tile.shares_halo ? 0 : operand_bytes(conv, tile);
+  return std::max(boxes(conv, tile) * ceil_div(box_bytes(conv, tile), 1024), ceil_div(operand, 1024)) * 1024;
+}
 
 int64_t all_taps(const HaloConv& conv) { return conv.chunks() * conv.taps * conv.taps; }
 
@@ -31,10 +48,8 @@ int64_t output_works(const HaloConv& conv, const HaloTile& tile) {
   return ceil_div(conv.outputs, 64 * tile.output_chunks());
 }
 
-/// Warpgroups.
-int64_t transformers(const HaloConv& conv, const HaloTile& tile) {
-  return conv.has_prologue() ? (tile.blocks == 1 && tile.consumers < 3 ? 2 : 1) : 0;
-}
+/// Of the pixels of a tile, those of one instruction.
+int64_t product_pixels(const HaloTile& tile) { return tile.is_dense() ? tile.pixels() : 8 * tile.rows; }
 
 /// Whether the producer's registers go to the consumers.
 bool shares_registers(const HaloConv& conv, const HaloTile& tile) {
@@ -109,6 +124,26 @@ bool transforms_beside(const HaloConv& conv, const HaloTile& tile) {
   return registers_of(conv, tile) >= kTransformer;
 }
 
+/// Tiles of pixels alone. There are several images only where one covers an image's height.
+std::vector<HaloTile> pixel_tiles(const HaloConv& conv) {
+  constexpr int64_t kLeastPixels = 64, kMostPixels = 256;
+  // A prologue sees to one image at a time.
+  const int64_t abreast = conv.is_line() || conv.has_prologue() ? 1 : images_abreast(conv.width);
+  const bool needs_strips = conv.has_strips() || conv.has_image_sums;
+  std::vector<HaloTile> tiles;
+  for (const int64_t rows : {32, 16, 8, 4, 2}) {
+    // Of images abreast it takes more, rather than be higher than they are.
+    const bool is_fit = abreast == 1 ? rows >= 8 : rows == 2 || rows < 2 * conv.height;
+    if (!is_fit || (needs_strips && rows % ir::kStripHeight != 0 && rows < conv.height)) continue;
+    for (int64_t images = 1; 8 * rows * images <= kMostPixels; images *= 2) {
+      if (images > 1 && (conv.is_line() || rows < conv.height)) break;
+      if (8 * rows * images < kLeastPixels) continue;
+      tiles.push_back({.rows = rows, .images = images, .abreast = abreast});
+    }
+  }
+  return tiles;
+}
+
 /// What the estimates are made of: cycles and bytes of a work, of which blocks have `rounds` each.
 struct Costs {
   const HaloConv& conv;
@@ -141,7 +176,8 @@ struct Costs {
     const double warpgroups = company * static_cast<double>(transformers(conv, tile));
     transform = conv.has_prologue() ? halo / 128 * kTransform / warpgroups : 0;
     taps = static_cast<double>(all_taps(conv) * tile.output_chunks() * kTapBytes);
-    const double results = pixels * 128 * static_cast<double>(conv.parts() * (conv.residual < 0 ? 1 : 2));
+    const double results = pixels * 128 * static_cast<double>(conv.parts()) +
+                           static_cast<double>(conv.parts() * operand_bytes(conv, tile));
     bytes = static_cast<double>(tile.halos() * conv.chunks()) * halo + static_cast<double>(tile.consumers) * results +
             (is_resident ? 0 : taps);
   }
@@ -155,7 +191,7 @@ struct Costs {
     constexpr double kSharedRate = 4500, kOwnRate = 90, kLaunch = 4500;
     const double rate = std::min(kOwnRate, kSharedRate / processors);
     // Instructions of 64 pixels are bound by what they read.
-    const double compute = product * (tile.rows == 8 ? 1.1 : 1.0) + transforms();
+    const double compute = product * (product_pixels(tile) == 64 ? 1.1 : 1.0) + transforms();
     // Between two works: where they take turns, one consumer stores while another multiplies.
     double between = in_turns ? 900 : 12 * pixels;
     if (conv.residual >= 0) between += (in_turns ? 20 : 16) * pixels;
@@ -173,7 +209,7 @@ struct Costs {
   double of_single_tap() const {
     constexpr double kSharedRate = 6500, kOwnRate = 64, kLatency = 1270, kLaunch = 7900;
     const double rate = std::min(kOwnRate, kSharedRate / processors);
-    const double compute = product * (tile.rows == 8 ? 1.38 : 1.0) + transforms();
+    const double compute = product * (product_pixels(tile) == 64 ? 1.38 : 1.0) + transforms();
     // What is on its way: slots but those that are multiplied or transformed.
     const auto copies = static_cast<double>(tile.halos() * conv.chunks());
     const int64_t used = (is_resident ? 1 : tile.halos()) + (conv.has_prologue() ? 1 : 0);
@@ -196,9 +232,19 @@ struct Costs {
 
 }  // namespace
 
+// Where a block has three consumers, or is one of several, there is room for one. So there is beside one consumer that
+// needs more registers than two leave: that is slow, and worth it where a prologue of two images spares a third.
+int64_t transformers(const HaloConv& conv, const HaloTile& tile) {
+  constexpr int64_t kBesideTwo = 152;
+  if (!conv.has_prologue()) return 0;
+  if (tile.blocks > 1 || tile.consumers > 2) return 1;
+  const bool is_tight = conv.image.other >= 0 && tile.consumers == 1 && needed_registers(conv, tile) > kBesideTwo;
+  return is_tight ? 1 : 2;
+}
+
 std::string to_string(const HaloTile& t) {
-  return fmt::format("8x{}x{} {} consumers {} halos {} taps {} blocks{}", t.rows, t.images, t.consumers, t.halo_slots,
-                     t.tap_slots, t.blocks, t.shares_halo ? ", shared halos" : "");
+  return fmt::format("{}x{}x{} {} consumers {} halos {} taps {} blocks{}", t.width(), t.rows, t.all_images(),
+                     t.consumers, t.halo_slots, t.tap_slots, t.blocks, t.shares_halo ? ", shared halos" : "");
 }
 
 int threads(const HaloConv& conv, const HaloTile& tile) {
@@ -208,22 +254,24 @@ int threads(const HaloConv& conv, const HaloTile& tile) {
 
 bool is_resident(const HaloConv& conv, const HaloTile& tile) { return tile.tap_slots == all_taps(conv); }
 
-int64_t halo_bytes(const HaloConv& conv, const HaloTile& tile) {
-  return tile.images * (tile.rows + conv.taps - 1) * (8 + conv.taps - 1) * 128;
+int64_t box_rows(const HaloConv& conv, const HaloTile& tile) {
+  return tile.is_dense() ? tile.rows + border(conv) : (tile.rows - 1) * conv.stride + conv.taps;
 }
+
+int64_t halo_bytes(const HaloConv& conv, const HaloTile& tile) { return boxes(conv, tile) * box_bytes(conv, tile); }
 
 int64_t shared_bytes(const HaloConv& conv, const HaloTile& tile) {
   const int64_t results = tile.shares_halo ? tile.consumers : 0, operands = conv.residual < 0 ? 0 : results;
   return tile.halo_slots * halo_slot(conv, tile) + tile.tap_slots * tile.output_chunks() * kTapBytes +
-         results * tile.pixels() * 128 +
+         results * std::max(tile.pixels() * 128, operand_bytes(conv, tile)) +
          8 * ((conv.has_prologue() ? 3 : 2) * tile.halo_slots + 2 * tile.tap_slots + operands) +
-         (conv.has_finish ? 8 + transformers(conv, tile) * tile.images * conv.inputs * 2 * 4 : 0);
+         (conv.has_finish() ? 8 + transformers(conv, tile) * tile.images * conv.finished * 4 : 0);
 }
 
 int64_t work_count(const HaloConv& conv, const HaloTile& tile, int64_t batch) {
-  const int64_t tiles = conv.is_line()
-                            ? ceil_div(batch * conv.height * conv.width, tile.pixels())
-                            : ceil_div(conv.width, 8) * ceil_div(conv.height, tile.rows) * ceil_div(batch, tile.images);
+  const int64_t tiles = conv.is_line() ? ceil_div(batch * conv.height * conv.width, tile.pixels())
+                                       : ceil_div(conv.width, tile.width()) * ceil_div(conv.height, tile.rows) *
+                                             ceil_div(batch, tile.all_images());
   return ceil_div(tiles, tile.halos()) * output_works(conv, tile);
 }
 
@@ -254,17 +302,12 @@ std::vector<HaloTile> candidates(const HaloConv& conv, const ir::DeviceSpec& dev
     // Not where some would have none; nor have results in f32, of two parts, slots of their own.
     if (shares_halo && (ceil_div(conv.outputs, 64) % consumers != 0 || conv.parts() > 1)) continue;
     const int64_t room = room_of(blocks, device);
-    for (const int64_t rows : {32, 16, 8}) {
-      for (int64_t images = 1; rows * images * 8 <= 256; images *= 2) {
-        // Several images only where one tile covers an image's height.
-        if (images > 1 && (conv.is_line() || rows < conv.height)) break;
-        if (conv.has_strips() && rows % ir::kStripHeight != 0 && rows < conv.height) break;  // No whole strips.
-        const HaloTile shape{rows, images, 0, 0, blocks, consumers, shares_halo};
-        if (needed_registers(conv, shape) > registers_of(conv, shape)) break;
-        if (conv.has_prologue() && !transforms_beside(conv, shape)) break;
-        add_resident(tiles, conv, shape, room);
-        add_ring(tiles, conv, shape, room);
-      }
+    for (HaloTile tile : pixel_tiles(conv)) {
+      tile.blocks = blocks, tile.consumers = consumers, tile.shares_halo = shares_halo;
+      if (needed_registers(conv, tile) > registers_of(conv, tile)) continue;
+      if (conv.has_prologue() && !transforms_beside(conv, tile)) continue;
+      add_resident(tiles, conv, tile, room);
+      add_ring(tiles, conv, tile, room);
     }
   }
   // Unmeasured, a tile is taken from those that the estimate was fitted to; with a prologue, or in f32, it was to none.

@@ -10,29 +10,40 @@
 
 namespace difuse::codegen::cuda {
 
-/// As in device/conv_wgmma.cuh: 8 wide, `rows` high, in each of `images` images, of one consumer or of all.
+/// As in device/conv_wgmma.cuh: 8 wide, `rows` high, in each of `images` images, or of as many times `abreast` side by
+/// side, of one consumer or of all.
 struct HaloTile {
   int64_t rows = 32, images = 1;
   int64_t halo_slots = 4, tap_slots = 6;
   int64_t blocks = 1;  ///< Of a processor at once.
   int64_t consumers = 2;
   bool shares_halo = false;  ///< Consumers have the same pixels, and 64 output channels each.
+  int64_t abreast = 1;
 
   /// Different tiles of pixels of a work, and its output channels in 64s.
   int64_t halos() const { return shares_halo ? 1 : consumers; }
   int64_t output_chunks() const { return consumers / halos(); }
   int64_t pixels() const { return 8 * rows * images; }
+  int64_t width() const { return 8 / abreast; }
+  int64_t all_images() const { return images * abreast; }
+  /// Whether the pixels that a tap meets are one piece of the halo.
+  bool is_dense() const { return abreast > 1; }
   bool operator==(const HaloTile&) const = default;
 };
 
-/// "8x32x1 2 consumers 4 halos 6 taps 1 blocks", or "..., shared halos"
+/// "8x32x1 2 consumers 4 halos 6 taps 1 blocks", or "..., shared halos"; "4x4x8 ..." where images are abreast.
 std::string to_string(const HaloTile& tile);
 
 /// Whether all taps of a work's output channels stay in shared memory.
 bool is_resident(const HaloConv& conv, const HaloTile& tile);
 
+/// Of each of a halo's boxes.
+int64_t box_rows(const HaloConv& conv, const HaloTile& tile);
 /// Of a halo's copy.
 int64_t halo_bytes(const HaloConv& conv, const HaloTile& tile);
+
+/// Warpgroups that transform halos.
+int64_t transformers(const HaloConv& conv, const HaloTile& tile);
 
 /// Of a block.
 int threads(const HaloConv& conv, const HaloTile& tile);

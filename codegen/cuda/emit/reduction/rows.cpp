@@ -54,17 +54,19 @@ class Rows {
     sharers_ = std::min<int64_t>(32, static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(row_ / lanes_))));
   }
 
-  std::string statements(int64_t groups) {
+  std::string statements(int64_t groups, const std::string& thread) {
     return filled(R"({
-  const int place = static_cast<int>(threadIdx.x) % $sharers;
+  const int place = $thread % $sharers;
   for (int begin = 0; begin < $groups; begin += $threads / $sharers) {
-    const int own = begin + static_cast<int>(threadIdx.x) / $sharers;
+    const int own = begin + $thread / $sharers;
     const bool inside = own < $groups;
     const index_t o = this_image * $groups + (inside ? own : $groups - 1), base = o * $row;
 $passes  }
 }
 )",
                   {{"sharers", std::to_string(sharers_)},
+                   {"threads", "$threads"},
+                   {"thread", thread},
                    {"groups", std::to_string(groups)},
                    {"row", std::to_string(row_)},
                    {"passes", indented(passes(), 4)}});
@@ -230,6 +232,8 @@ void emit_rows(const KernelSpec& spec, Emission& emission) { Rows(spec).emit(emi
 
 namespace difuse::codegen::cuda {
 
-std::string row_statements(const KernelSpec& spec, int64_t groups) { return reduction::Rows(spec).statements(groups); }
+std::string row_statements(const KernelSpec& spec, int64_t groups, const std::string& thread) {
+  return reduction::Rows(spec).statements(groups, thread);
+}
 
 }  // namespace difuse::codegen::cuda

@@ -13,7 +13,7 @@ namespace {
 constexpr int64_t kMostChunks = 3;
 constexpr int64_t kLeastSlots = 3, kMostSlots = 8;
 // Of a block: with less work, writing its partial sums and adding them costs more than the processor saves.
-constexpr int64_t kLeastPixels = 256;
+constexpr int64_t kLeastPixels = 256, kLeastFloatPixels = 128;
 // What it costs a pair whose share ends inside a block of the result: a second exchange, and a ring that runs dry.
 constexpr int64_t kExchangeCycles = 7000;
 constexpr int64_t kRankedBatch = 32;
@@ -25,11 +25,17 @@ int64_t chunks_of(int64_t channels) {
 }
 
 /// Of a consumer, for 64 rows.
-int64_t columns(const HaloWgrad& w, const WgradTile& tile) { return w.is_line() ? 64 * tile.column_chunks : 192; }
+int64_t columns(const HaloWgrad& w, const WgradTile& tile) {
+  if (!w.is_line()) return 192;
+  return 64 * (w.is_float() ? tile.row_chunks : tile.column_chunks);
+}
 
 int64_t loaded_bytes(const HaloWgrad& w, const WgradTile& tile) {
-  const int64_t x = tile.column_chunks * w.images * (w.rows + tile.tap_rows - 1) * (8 + w.taps - 1) * 128;
-  // In f32 64 channels are two parts, and dy lies there twice, once turned.
+  const int64_t row_turns = tile.tap_rows > 1 ? w.stride : 1;
+  const int64_t wide = w.is_dense() ? 8 * w.taps * row_turns : 8 + w.taps - 1;
+  const int64_t x = tile.column_chunks * w.images * (w.rows + (tile.tap_rows - 1) / w.stride) * wide * 128;
+  // In f32 64 channels are two parts, and dy lies there twice, once turned, but for that of a line.
+  if (w.is_float_line()) return 2 * (x + tile.row_chunks * w.pixels() * 128);
   if (w.is_float()) return 2 * ceil_div(x, 1024) * 1024 + 2 * w.pixels() * 128 + ceil_div(w.pixels(), 32) * 8192;
   return ceil_div(x, 1024) * 1024 + tile.row_chunks * w.pixels() * 128;
 }
@@ -39,7 +45,7 @@ int64_t least_slots(const HaloWgrad& w) { return w.is_float() ? 2 : kLeastSlots;
 
 /// Of the tensor cores, for one tile and one block of the result.
 int64_t unit_cycles(const HaloWgrad& w, const WgradTile& tile) {
-  return w.pixels() / (w.is_float() ? 8 : 16) * tile.consumers() * columns(w, tile) / 2;
+  return w.pixels() / (w.is_float() ? 8 : 16) * consumers(w, tile) * columns(w, tile) / 2;
 }
 
 /// As many as fit.
@@ -52,11 +58,15 @@ int64_t most_slots(const HaloWgrad& w, WgradTile tile, const ir::DeviceSpec& dev
 
 /// So many blocks of the kernel have enough to do.
 int64_t most_blocks(const HaloWgrad& w, const WgradTile& tile) {
-  return block_count(w, tile) * w.tiles() * w.pixels() / kLeastPixels;
+  return block_count(w, tile) * w.tiles() * w.pixels() / (w.is_float_line() ? kLeastFloatPixels : kLeastPixels);
 }
 
 /// What blocks are where is_whole is false: large ones read less, but their sums are more bytes. By shape alone.
 WgradTile dealt_tile(const HaloWgrad& w) {
+  // With a stride, three consumers have too few registers.
+  if (w.stride > 1) {
+    return {.row_chunks = std::min<int64_t>(2, chunks_of(w.outputs)), .column_chunks = 1, .tap_rows = 1};
+  }
   if (!w.is_line()) return {};
   constexpr int64_t kEnough = 64;  // Half of the processors.
   WgradTile tile{.row_chunks = chunks_of(w.outputs), .column_chunks = chunks_of(w.inputs), .tap_rows = 1};
@@ -67,8 +77,11 @@ WgradTile dealt_tile(const HaloWgrad& w) {
 }
 
 bool has_registers(const HaloWgrad& w, const WgradTile& tile) {
-  constexpr int64_t kAll = 65536, kMost = 232, kOthers = 96;  // Besides the sums.
-  return columns(w, tile) / 2 + kOthers <= std::min(kMost, kAll / tile.blocks / threads(w, tile) / 8 * 8);
+  constexpr int64_t kAll = 65536, kMost = 232;
+  // Besides the sums. Three consumers, whose threads have few, find out where they store run by run; with a stride
+  // their rows of taps lie apart, which takes more.
+  const int64_t others = consumers(w, tile) > 2 ? 48 + 8 * w.stride : 96;
+  return columns(w, tile) / 2 + others <= std::min(kMost, kAll / tile.blocks / threads(w, tile) / 8 * 8);
 }
 
 std::vector<WgradTile> whole_candidates(const HaloWgrad& w, const ir::DeviceSpec& device) {
@@ -104,10 +117,14 @@ int64_t block_count(const HaloWgrad& w, const WgradTile& tile) {
          (w.taps / tile.tap_rows);
 }
 
-int64_t block_sums(const HaloWgrad& w, const WgradTile& tile) { return tile.consumers() * 64 * columns(w, tile); }
+int64_t block_sums(const HaloWgrad& w, const WgradTile& tile) { return consumers(w, tile) * 64 * columns(w, tile); }
+
+int64_t consumers(const HaloWgrad& w, const WgradTile& tile) {
+  return w.is_float_line() ? tile.column_chunks : tile.row_chunks * tile.tap_rows;
+}
 
 int threads(const HaloWgrad& w, const WgradTile& tile) {
-  return static_cast<int>(128 * tile.consumers() + (w.is_float() || w.has_prologue() ? 128 : 32));
+  return static_cast<int>(128 * consumers(w, tile) + (w.is_float() || w.has_prologue() ? 128 : 32));
 }
 
 int64_t shared_bytes(const HaloWgrad& w, const WgradTile& tile) {
@@ -132,7 +149,7 @@ double estimated_cycles(const HaloWgrad& w, const WgradTile& tile, const ir::Dev
   // Bytes a cycle from L2, of all processors together and of one, and what a launch takes: those that were fitted for
   // convolutions (conv_wgmma/tiles.cpp).
   constexpr double kSharedRate = 4500, kOwnRate = 90, kLaunch = 4500, kBegin = 1500;
-  const int64_t groups = group_count(w, tile, device);
+  const int64_t groups = w.members * group_count(w, tile, device);
   const auto share = static_cast<double>(w.tiles()) / static_cast<double>(w.splits());
   const auto rounds = static_cast<double>(ceil_div(groups, device.processors));
   const auto waves = static_cast<double>(ceil_div(groups, device.processors * tile.blocks));

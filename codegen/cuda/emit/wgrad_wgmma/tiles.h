@@ -17,14 +17,14 @@ struct WgradTile {
   int64_t slots = 3;   ///< Tiles of pixels in the ring.
   int64_t blocks = 1;  ///< Of a processor at once.
 
-  /// Warpgroups that multiply.
-  int64_t consumers() const { return row_chunks * tap_rows; }
   bool operator==(const WgradTile&) const = default;
 };
 
 /// "1x1 chunks 3 tap rows 5 slots 1 blocks"
 std::string to_string(const WgradTile& tile);
 
+/// Warpgroups that multiply.
+int64_t consumers(const HaloWgrad& wgrad, const WgradTile& tile);
 /// Of a block of the kernel.
 int threads(const HaloWgrad& wgrad, const WgradTile& tile);
 /// Of the result.
@@ -42,7 +42,7 @@ int64_t group_count(const HaloWgrad& wgrad, const WgradTile& tile, const ir::Dev
 /// Whether the kernel's blocks have the whole sum: nothing is left to add.
 bool is_direct(const HaloWgrad& wgrad, const WgradTile& tile, const ir::DeviceSpec& device);
 
-/// The estimate, in cycles, of a kernel whose blocks have whole sums.
+/// The estimate, in cycles, of a kernel whose blocks have whole sums, of all members together.
 double estimated_cycles(const HaloWgrad& wgrad, const WgradTile& tile, const ir::DeviceSpec& device);
 
 /// Where is_whole, all that fit, the one with the least estimated time at the usual batch first. Otherwise blocks are

@@ -104,6 +104,7 @@ struct alignas(64) TensorMapContent {
   unsigned long long strides[4];  ///< Bytes, of all dimensions but the innermost.
   unsigned short box[5];          ///< Elements.
   unsigned short element_bytes, rank;
+  unsigned char steps[5];  ///< Every how many elements one is copied.
 };
 
 inline constexpr unsigned kDynamicBase = 1024;      ///< The first address of dynamic shared memory.

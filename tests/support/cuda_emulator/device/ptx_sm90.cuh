@@ -41,15 +41,17 @@ EMULATED_ENGINE int copy_box(const TensorMap& map, const void* shared, const int
   if (first % 128 != 0)
     emulator::machine->fail("a box of a tensor that starts at no multiple of 128 bytes", nullptr, 0);
   unsigned boxes = 1;
-  for (int d = 1; d < content.rank; ++d) boxes *= content.box[d];
+  const auto extent = [&](int d) { return (content.box[d] + content.steps[d] - 1u) / content.steps[d]; };
+  for (int d = 1; d < content.rank; ++d) boxes *= extent(d);
   const unsigned row_bytes = content.box[0] * content.element_bytes;
+  if (row_bytes != 128 && row_bytes != 64) emulator::machine->fail("a box of other rows than 128 or 64 bytes", nullptr, 0);
   for (unsigned row = 0; row < boxes; ++row) {
     unsigned char* line = content.start;
     bool inside = true;
     unsigned rest = row;
     for (int d = 1; d < content.rank; ++d) {
-      const long long c = at[d] + static_cast<long long>(rest % content.box[d]);
-      rest /= content.box[d];
+      const long long c = at[d] + static_cast<long long>(rest % extent(d)) * content.steps[d];
+      rest /= extent(d);
       inside = inside && c >= 0 && c < static_cast<long long>(content.extents[d]);
       line += c * static_cast<long long>(content.strides[d - 1]);
     }
@@ -57,7 +59,7 @@ EMULATED_ENGINE int copy_box(const TensorMap& map, const void* shared, const int
       const long long c = at[0] + static_cast<long long>(i);
       const bool is_there = inside && c >= 0 && c < static_cast<long long>(content.extents[0]);
       unsigned char* const to = emulator::machine->shared_pointer(
-          exchanged(first + row * row_bytes + i * content.element_bytes), content.element_bytes);
+          exchanged(first + row * row_bytes + i * content.element_bytes, row_bytes), content.element_bytes);
       unsigned char* const element = line + c * content.element_bytes;
       for (unsigned b = 0; b < content.element_bytes; ++b) {
         if (is_load) {
@@ -270,6 +272,10 @@ EMULATED_ENGINE float slot_load(unsigned address) {
   return *reinterpret_cast<const float*>(emulator::machine->shared_pointer(address, 4));
 }
 
+EMULATED_ENGINE unsigned slot_load_byte(unsigned address) {
+  return *emulator::machine->shared_pointer(address, 1);
+}
+
 inline void stmatrix_x4_trans(void* row, unsigned r0, unsigned r1, unsigned r2, unsigned r3) {
   unsigned r[4] = {r0, r1, r2, r3};
   emulated::ldmatrix(emulator::Collective::stmatrix_trans, r, row);
@@ -295,6 +301,7 @@ template <int count>
 inline void multiply_registers(float (&)[count]) {}
 template <int count>
 inline void multiply_registers(unsigned (&)[count]) {}
+inline void compute_here(float*&) {}
 template <int count>
 inline void multiply_fresh_registers(float (&d)[count]) {
   for (float& x : d) x = __int_as_float(0x7fffffff);
@@ -322,6 +329,8 @@ inline void multiply_tf32(float (&d)[sums], unsigned long long a, unsigned long 
   static_assert(sums == 32 || sums == 64 || sums == 128);
   emulated::multiply_floats(d, sums * 2, emulated::matrix_of(a, true), emulated::matrix_of(b, true), accumulate);
 }
-inline void multiply_tf32(float (&d)[32], const unsigned (&a)[4], unsigned long long b) {
-  emulated::multiply_held_floats(d, 64, a, emulated::matrix_of(b, true));
+template <int sums>
+inline void multiply_tf32(float (&d)[sums], const unsigned (&a)[4], unsigned long long b) {
+  static_assert(sums == 32 || sums == 64 || sums == 96);
+  emulated::multiply_held_floats(d, sums * 2, a, emulated::matrix_of(b, true));
 }
